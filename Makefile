@@ -1,0 +1,34 @@
+# `make demo` and `make test` need nothing but Python 3.11 and make; both reuse .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: venv demo test test-slow lint bench clean
+
+# Rebuilt only when what is installed changes; the file is touched last, so a broken install is redone.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch .venv/installed
+
+venv: .venv/installed
+
+demo: venv
+	$(BIN)/ropaws demo --out demo
+
+test: venv
+	$(BIN)/pytest
+
+test-slow: venv
+	$(BIN)/pytest -m slow -n 0
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: venv
+	$(BIN)/python benchmarks/augment.py
+	$(BIN)/python benchmarks/step_time.py
+
+clean:
+	rm -rf .venv demo runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

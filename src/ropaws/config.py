@@ -1,0 +1,152 @@
+"""All settings of a run in one frozen object, and its round trip through JSON."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ropaws.data.augment import AugmentConfig
+from ropaws.data.samplers import SupportConfig
+from ropaws.data.sources import DataConfig
+from ropaws.methods import METHODS, PAWS, RoPAWS, Supervised
+from ropaws.models import ModelConfig
+from ropaws.training.checkpoint import read_json
+from ropaws.training.hardware import Precision
+from ropaws.training.optim import OptimConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Length, randomness and hardware."""
+
+    steps: int = 117_000
+    """Optimiser steps."""
+    batch: int = 256
+    """Unlabelled images a step."""
+    seed: int = 0
+    """Of everything random: label split, weights, batches, views."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps ..."""
+    precision: Precision = "auto"
+    """auto takes bf16 where the hardware is fast at it; the loss is always fp32."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "checkpoint_every"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"train.{name} must be at least 1, got {value}")
+        if self.seed < 0:
+            raise ValueError(f"train.seed must be at least 0, got {self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run: method, network, data, and how to train."""
+
+    method: PAWS | RoPAWS | Supervised = field(default_factory=RoPAWS)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    support: SupportConfig = field(default_factory=SupportConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def method_name(method: object) -> str:
+    """The name of a method in METHODS."""
+    return next(name for name, kind in METHODS.items() if type(method) is kind)
+
+
+def make_method(name: str) -> PAWS | RoPAWS | Supervised:
+    """A method by its name, with its defaults."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}, did you mean {nearest(name, METHODS)!r}? Known: {', '.join(METHODS)}")
+    return METHODS[name]()
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(name, list(known), n=1, cutoff=0)[0]
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    """Plain values; the method says its name."""
+    plain = typing.cast(dict[str, Any], _plain(config))
+    return {**plain, "method": {"name": method_name(config.method), **plain["method"]}}
+
+
+def _plain(value: object) -> object:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_json(values: object) -> RunConfig:
+    """The config again; says which field is unknown, missing its type, or out of range."""
+    if not isinstance(values, dict):
+        raise ValueError(f"a config is a JSON object, got {type(values).__name__}")
+    values = dict(values)
+    method = values.pop("method", {"name": "ropaws"})
+    if not isinstance(method, dict) or not isinstance(method.get("name"), str):
+        raise ValueError("method must be an object with a 'name'")
+    kind = type(make_method(method["name"]))
+    parsed = _parse(kind, {k: v for k, v in method.items() if k != "name"}, "method")
+    config = typing.cast(RunConfig, _parse(RunConfig, values, ""))
+    return dataclasses.replace(config, method=typing.cast(RoPAWS, parsed))
+
+
+def read_config(path: Path) -> RunConfig:
+    """config.json of a run, or one written by hand; fields left out take their defaults."""
+    try:
+        return from_json(read_json(path))
+    except ValueError as error:
+        message = str(error)
+        raise ValueError(message if str(path) in message else f"{path}: {message}") from None
+
+
+def _parse(kind: Any, value: Any, place: str) -> object:
+    """A JSON value as the type that a field asks for."""
+    if dataclasses.is_dataclass(kind):
+        return _parse_dataclass(kind, value, place)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        for option in arguments:
+            try:
+                return _parse(option, value, place)
+            except ValueError:
+                continue
+    elif origin is Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is ... else list(arguments)
+        if len(kinds) == len(value):
+            return tuple(_parse(k, v, place) for k, v in zip(kinds, value, strict=True))
+    elif kind is float and type(value) in (int, float):
+        return float(value)
+    elif kind is Path and isinstance(value, str):
+        return Path(value)
+    elif type(value) is kind:
+        return value
+    wanted = getattr(kind, "__name__", None) if origin is None else str(kind)
+    raise ValueError(f"{place} must be {wanted}, got {value!r}")
+
+
+def _parse_dataclass(kind: Any, value: Any, place: str) -> object:
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} must be an object, got {value!r}")
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]
+    parsed = {}
+    for name, item in value.items():
+        where = f"{place}.{name}" if place else name
+        if name not in names:
+            raise ValueError(f"unknown field {where!r}, did you mean {nearest(name, names)!r}?")
+        parsed[name] = _parse(hints[name], item, where)
+    return kind(**parsed)

@@ -1,0 +1,190 @@
+"""Random augmentation: parameters drawn a sample at a time, applied a batch at a time.
+
+Parameters come from a generator on the CPU, so one seed gives the same views on every device; the
+images are worked on where they are.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor
+
+from ropaws.batch import Views
+from ropaws.data import image_ops
+
+ASPECT = (3 / 4, 4 / 3)  # width / height of a random crop
+CROP_TRIES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """Random views of an image."""
+
+    size: int = 32
+    """Pixels a side of the two large views and of the supports."""
+    scale: tuple[float, float] = (0.75, 1.0)
+    """Share of the image's area that a large view shows."""
+    small_crops: int = 6
+    """Small crops of each unlabelled image, besides its two large views."""
+    small_size: int = 18
+    """Pixels a side of the small crops."""
+    small_scale: tuple[float, float] = (0.3, 0.75)
+    """Share of the image's area that a small crop shows."""
+    flip: float = 0.5
+    """Probability of mirroring left and right."""
+    jitter: float = 0.8
+    """Probability of changing brightness, contrast, saturation and hue, in random order."""
+    jitter_strength: float = 0.5
+    """1 changes the first three by up to 80 % and hue by up to 20 % of the circle."""
+    grey: float = 0.0
+    """Probability of greyscale."""
+    solarize: float = 0.2
+    """Probability of inverting what is brighter than a random threshold."""
+    equalize: float = 0.2
+    """Probability of spreading the histogram."""
+    blur: float = 0.0
+    """Probability of a Gaussian blur of radius 0.1 to 2 pixels."""
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "jitter", "grey", "solarize", "equalize", "blur"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ValueError(f"augment.{name} is a probability from 0 to 1, got {value}")
+        for name in ("scale", "small_scale"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= 1:
+                raise ValueError(f"augment.{name} must satisfy 0 < low <= high <= 1, got {low} {high}")
+        if self.size < 1 or self.small_size < 1:
+            raise ValueError(f"augment.size and small_size must be at least 1, got {self.size}, {self.small_size}")
+        if self.small_crops < 0:
+            raise ValueError(f"augment.small_crops must be at least 0, got {self.small_crops}")
+        if not 0 <= self.jitter_strength <= 1.25:
+            raise ValueError(f"augment.jitter_strength must be from 0 to 1.25, got {self.jitter_strength}")
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Mean and standard deviation a channel, of images in [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        mean, std = torch.tensor([self.mean, self.std], device=images.device)[:, :, None, None]
+        return torch.addcmul(-mean / std, images, 1 / std)
+
+
+def random_views(
+    images: Tensor, config: AugmentConfig, normalize: Normalization, generator: Generator
+) -> Views:
+    """Two large views and the small crops of each image.   images (u, channels, h, w) uint8"""
+    small = replace(config, size=config.small_size, scale=config.small_scale)
+    first, second = (augment(images, config, normalize, generator) for _ in range(2))
+    crops = tuple(augment(images, small, normalize, generator) for _ in range(config.small_crops))
+    return Views(first, second, crops)
+
+
+def augment(images: Tensor, config: AugmentConfig, normalize: Normalization, generator: Generator) -> Tensor:
+    """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size) float32"""
+    return normalize(augment_pixels(images, config, generator))
+
+
+def augment_pixels(images: Tensor, config: AugmentConfig, generator: Generator) -> Tensor:
+    """The same before normalisation: pixels in [0, 1]."""
+    n, _, height, width = images.shape
+    boxes = random_boxes(n, height, width, config.scale, generator).to(images.device)
+    flip = _happens(n, config.flip, generator).to(images.device)
+    view = image_ops.resized_crop(images.float().div_(255), boxes, config.size, flip=flip)
+    view = _jitter(view, config, generator)
+    view = _sometimes(view, config.grey, generator, lambda x: image_ops.greyscale(x).expand_as(x))
+    thresholds = torch.rand(n, generator=generator)
+    view = _sometimes(view, config.solarize, generator, image_ops.solarize, thresholds)
+    view = _sometimes(view, config.equalize, generator, image_ops.equalize)
+    radii = 0.1 + 1.9 * torch.rand(n, generator=generator)
+    return _sometimes(view, config.blur, generator, image_ops.gaussian_blur, radii)
+
+
+def random_boxes(n: int, height: int, width: int, scale: tuple[float, float], generator: Generator) -> Tensor:
+    """Boxes of random area, aspect and place, in whole pixels.   ->  (n, 4) top, left, height, width
+
+    As torchvision's RandomResizedCrop: up to ten tries that fit, then the largest central box.
+    """
+    area, aspect, y, x = torch.rand(4, n, CROP_TRIES, generator=generator)
+    area = (scale[0] + (scale[1] - scale[0]) * area) * height * width
+    low, high = map(math.log, ASPECT)
+    aspect = (low + (high - low) * aspect).exp()
+    heights = (area / aspect).sqrt().round().clamp_min(1)
+    widths = (area * aspect).sqrt().round().clamp_min(1)
+    fits = (heights <= height) & (widths <= width)
+    first = fits.float().argmax(dim=1, keepdim=True)  # of the tries, the first that fits
+    fits, heights, widths, y, x = (t.gather(1, first).squeeze(1) for t in (fits, heights, widths, y, x))
+    top = (y * (height - heights + 1)).floor()
+    left = (x * (width - widths + 1)).floor()
+    boxes = torch.stack([top, left, heights, widths], dim=1)
+    return torch.where(fits[:, None], boxes, torch.tensor(central_box(height, width)))
+
+
+def central_box(height: int, width: int, *, square: bool = False) -> tuple[float, float, float, float]:
+    """The largest central box of an allowed aspect (or a square one): top, left, height, width."""
+    narrow, wide = (1.0, 1.0) if square else ASPECT
+    box_height = min(height, round(width / narrow))
+    box_width = min(width, round(height * wide))
+    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def centre_view(images: Tensor, size: int, normalize: Normalization) -> Tensor:
+    """The view of evaluation: central square, resized.   uint8 (n, channels, h, w)  ->  float32"""
+    box = torch.tensor(central_box(*images.shape[2:], square=True), device=images.device)
+    return normalize(image_ops.resized_crop(images.float().div_(255), box.expand(len(images), 4), size))
+
+
+def _happens(n: int, probability: float, generator: Generator) -> Tensor:
+    return torch.rand(n, generator=generator) < probability
+
+
+def _sometimes(
+    images: Tensor,
+    probability: float,
+    generator: Generator,
+    operation: Callable[..., Tensor],
+    parameters: Tensor | None = None,
+) -> Tensor:
+    """Apply an operation to a random part of the batch, and leave the rest alone."""
+    chosen = _happens(len(images), probability, generator).nonzero().squeeze(1)
+    return _apply_to(images, chosen, operation, parameters)
+
+
+def _apply_to(
+    images: Tensor, rows: Tensor, operation: Callable[..., Tensor], parameters: Tensor | None
+) -> Tensor:
+    if len(rows) == 0:
+        return images
+    arguments = [] if parameters is None else [parameters[rows].to(images.device)]
+    rows = rows.to(images.device)
+    return images.index_copy_(0, rows, operation(images[rows], *arguments))
+
+
+def _jitter(images: Tensor, config: AugmentConfig, generator: Generator) -> Tensor:
+    """Brightness, contrast, saturation and hue by random amounts, in an order of each image's own."""
+    n = len(images)
+    strength = config.jitter_strength
+    amounts = 2 * torch.rand(4, n, generator=generator) - 1
+    order = torch.rand(n, 4, generator=generator).argsort(dim=1)  # order[i, turn] = operation
+    chosen = _happens(n, config.jitter, generator)
+    if strength == 0:
+        return images
+    operations: list[tuple[Callable[..., Tensor], Tensor]] = [
+        (image_ops.brightness, 1 + 0.8 * strength * amounts[0]),
+        (image_ops.contrast, 1 + 0.8 * strength * amounts[1]),
+    ]
+    if images.shape[1] == 3:  # a grey image has no saturation and no hue
+        operations += [
+            (image_ops.saturation, 1 + 0.8 * strength * amounts[2]),
+            (image_ops.hue, 0.2 * strength * amounts[3]),
+        ]
+    for turn in range(4):
+        for index, (operation, parameters) in enumerate(operations):
+            rows = (chosen & (order[:, turn] == index)).nonzero().squeeze(1)
+            images = _apply_to(images, rows, operation, parameters)
+    return images

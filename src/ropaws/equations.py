@@ -1,0 +1,414 @@
+"""The paper as code: pure functions on tensors, in the paper's order.
+
+Shapes: u unlabelled points, s supports (labelled points), c classes, d dimensions. Embeddings are
+unit rows; they are normalised once more on entry, so that a row rounded to bf16 still has length
+one. Half-precision inputs are computed in float32, float64 stays float64. Nothing here knows a
+device, a process, randomness or settings.
+
+Paper: Mo et al., "RoPAWS: Robust Semi-supervised Representation Learning from Uncurated Data",
+ICLR 2023. A tag such as [Eq. (9)] stands exactly once in this file.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropaws.batch import Losses
+
+# A probability below this is as good as zero; its logarithm and 1 / value still fit float32.
+TINY = 1e-30
+# Stands for log(0) where minus infinity would make gradients NaN: no kernel gets near it.
+LOG_ZERO = -1e4
+# As in the reference code: a target this small matters only where log(anchor) explodes.
+SMALLEST_TARGET = 1e-4
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Compute in float32 or better: half inputs are widened, and autocast is kept out."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        if first is None:
+            return function(*args, **kwargs)
+        with torch.autocast(first.device.type, enabled=False):
+            return function(*map(_widen, args), **{k: _widen(v) for k, v in kwargs.items()})  # type: ignore[arg-type]
+
+    return wrapper
+
+
+def _widen(value: object) -> object:
+    is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_half else value  # type: ignore[attr-defined]
+
+
+def _check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive finite number, got {value}")
+
+
+def _check_rows(name: str, rows: Tensor) -> None:
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"{name} must be a matrix with at least one row and column, got shape {tuple(rows.shape)}")
+
+
+def _check_points(left_name: str, left: Tensor, right_name: str, right: Tensor) -> None:
+    _check_rows(left_name, left)
+    _check_rows(right_name, right)
+    if left.shape[1] != right.shape[1]:
+        raise ValueError(
+            f"{left_name} and {right_name} must live in one space, got {left.shape[1]} and {right.shape[1]} dimensions"
+        )
+
+
+def _check_labels(support: Tensor, labels: Tensor) -> None:
+    _check_rows("labels", labels)
+    if len(labels) != len(support):
+        raise ValueError(
+            f"labels must have one row a support, got {len(labels)} rows for {len(support)} supports;"
+            " class indices become rows with torch.nn.functional.one_hot"
+        )
+
+
+@_in_full_precision
+def cosine(left: Tensor, right: Tensor) -> Tensor:
+    """Similarity z . z' of unit embeddings; rows of any length are scaled to unit length first.
+
+    left (n, d), right (m, d)  ->  (n, m) in [-1, 1]
+    """
+    return F.normalize(left, dim=1) @ F.normalize(right, dim=1).T
+
+
+@_in_full_precision
+def soft_nn(queries: Tensor, support: Tensor, labels: Tensor, *, temperature: float = 0.1) -> Tensor:
+    """Class probabilities of each query, voted by its similarity to the support (PAWS).
+
+    softmax(z . z_S / temperature) p_S                                               [Eq. (1)]
+    queries (u, d), support (s, d), labels (s, c), rows sum to 1  ->  (u, c), rows sum to 1
+    """
+    _check_points("queries", queries, "support", support)
+    _check_labels(support, labels)
+    _check_positive(temperature=temperature)
+    return (cosine(queries, support) / temperature).softmax(dim=1) @ labels.to(queries.dtype)
+
+
+@_in_full_precision
+def sharpen(probs: Tensor, *, temperature: float = 0.25) -> Tensor:
+    """Probabilities raised to the power 1/T and scaled to sum to one again.
+
+    rho(p)_i = p_i^(1/T) / sum_j p_j^(1/T)                            [Appendix C.1, sharpening]
+    probs (..., c)  ->  (..., c). Taken in logarithms: p^(1/T) underflows where T is small.
+    """
+    _check_positive(temperature=temperature)
+    return (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
+
+
+@_in_full_precision
+def cross_entropy(targets: Tensor, probs: Tensor) -> Tensor:
+    """H(p, t) = - sum_y t(y) log p(y), finite at p = 0.   targets, probs (..., c)  ->  (...)"""
+    return -(targets * probs.clamp_min(TINY).log()).sum(dim=-1)
+
+
+@_in_full_precision
+def mean_entropy(probs: Tensor) -> Tensor:
+    """Entropy H(p-bar) of the mean prediction; me-max maximises it.   probs (n, c)  ->  ()"""
+    _check_rows("probs", probs)
+    mean = probs.mean(dim=0)
+    return cross_entropy(mean, mean)
+
+
+@_in_full_precision
+def cross_view_targets(first: Tensor, second: Tensor, *, num_crops: int, sharpen_temperature: float) -> Tensor:
+    """Each large view learns from the other one's sharpened target, small crops from their mean.
+
+    first, second (u, c)  ->  (2 + num_crops, u, c); entries below 1e-4 are set to zero
+    """
+    first = sharpen(first, temperature=sharpen_temperature)
+    second = sharpen(second, temperature=sharpen_temperature)
+    targets = torch.stack([second, first, *[(first + second) / 2] * num_crops])
+    return torch.where(targets < SMALLEST_TARGET, 0, targets)
+
+
+@_in_full_precision
+def paws_loss(anchors: Tensor, targets: Tensor, *, sharpen_temperature: float = 0.25) -> Losses:
+    """Predictions of one view follow the sharpened predictions of the other; their mean stays even.
+
+    mean over views and samples of H(p, rho(p'))  -  H(p-bar)                        [Eq. (2)]
+    anchors (v, u, c): predictions of the two large views, then of the small crops, with gradient
+    targets (2, u, c): predictions of the two large views, before sharpening; taken as constants
+    """
+    _check_views(anchors, targets)
+    weights = anchors.new_ones(anchors.shape[1])
+    return _consistency(anchors, targets, weights, sharpen_temperature)
+
+
+def _check_views(anchors: Tensor, targets: Tensor) -> None:
+    if anchors.ndim != 3 or anchors.shape[0] < 2:
+        raise ValueError(f"anchors must have shape (views >= 2, u, c), got {tuple(anchors.shape)}")
+    if targets.shape != (2, *anchors.shape[1:]):
+        raise ValueError(
+            f"targets must have shape {(2, *anchors.shape[1:])} to fit the anchors, got {tuple(targets.shape)}"
+        )
+
+
+def _consistency(anchors: Tensor, targets: Tensor, weights: Tensor, sharpen_temperature: float) -> Losses:
+    """The common form of Eq. (2) and (14); the weights are one for PAWS.   weights (u,)"""
+    goal = cross_view_targets(
+        *targets.detach(), num_crops=len(anchors) - 2, sharpen_temperature=sharpen_temperature
+    )
+    consistency = (weights.detach() * cross_entropy(goal, anchors)).mean()
+    # me-max looks at the sharpened anchors of all views, and gradient flows through it.
+    entropy = mean_entropy(sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1))
+    parts = {"consistency": consistency.detach(), "mean_entropy": entropy.detach()}
+    return Losses(consistency - entropy, parts)
+
+
+@_in_full_precision
+def log_density(queries: Tensor, points: Tensor, *, temperature: float) -> Tensor:
+    """Kernel density estimate at each query, up to the constant log Z of the kernel.
+
+    log p(x) = log( 1/n sum_x' exp(z . z' / temperature) ) - log Z                   [Eq. (3)]
+    queries (u, d), points (n, d)  ->  (u,)
+    """
+    _check_points("queries", queries, "points", points)
+    _check_positive(temperature=temperature)
+    return torch.logsumexp(cosine(queries, points) / temperature, dim=1) - math.log(len(points))
+
+
+@_in_full_precision
+def class_log_density(queries: Tensor, support: Tensor, labels: Tensor, *, temperature: float) -> Tensor:
+    """Density of each class at each query, up to log Z; one-hot labels, and soft ones alike.
+
+    log p(x|y) = log( 1/|S_y| sum_{x' in S_y} k(z, z') ), p(x) of log_density        [Eq. (4)]
+    log p(x|y) = log( 1/(N K) sum_x' p(y|x') k(z, z') ),  K = 1/c for all classes    [Eq. (6)]
+    queries (u, d), support (s, d), labels (s, c)  ->  (u, c)
+    As in the paper the support is class-balanced, |S_y| = N/c, which makes the two the same. A
+    class without mass gets about LOG_ZERO instead of minus infinity, so gradients stay finite.
+    """
+    _check_points("queries", queries, "support", support)
+    _check_labels(support, labels)
+    _check_positive(temperature=temperature)
+    weighted = _log_weighted_kernel_sum(cosine(queries, support) / temperature, labels)
+    return weighted - math.log(len(support) / labels.shape[1])
+
+
+def _log_weighted_kernel_sum(log_kernel: Tensor, weights: Tensor) -> Tensor:
+    """log sum_x' w(x', y) k(z, z'), a class at a time to keep memory at (u, n).
+
+    log_kernel (u, n), weights (n, c)  ->  (u, c)
+    """
+    log_weights = torch.where(weights > 0, weights.clamp_min(TINY).log(), LOG_ZERO).to(log_kernel.dtype)
+    return torch.stack([torch.logsumexp(log_kernel + column, dim=1) for column in log_weights.T], dim=1)
+
+
+@_in_full_precision
+def bayes_rule(class_log_density: Tensor) -> Tensor:
+    """Prediction from class densities under a uniform class prior; with it, PAWS is generative.
+
+    p(y|x) = p(x|y) p(y) / p(x), p(y) = 1/c; hard labels [Eq. (5)], soft labels [Eq. (7)]
+    class_log_density (u, c)  ->  (u, c), equal to soft_nn
+    """
+    _check_rows("class_log_density", class_log_density)
+    return class_log_density.softmax(dim=1)
+
+
+@_in_full_precision
+def semi_class_log_density(
+    queries: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    unlabeled: Tensor,
+    probs: Tensor,
+    *,
+    temperature: float,
+    label_ratio: float,
+) -> Tensor:
+    """Density of each class from labelled and unlabelled points, these by their predictions.
+
+    log p(x|y) = log( 1/K' ( r' sum_S p(y|x') k(z, z') + sum_U p(y|x') k(z, z') ) )  [Eq. (8)]
+    with r' = r u/s, so that labelled and unlabelled points weigh r : 1 as a whole
+    queries (q, d), support (s, d), labels (s, c), unlabeled (u, d), probs (u, c)  ->  (q, c)
+    """
+    _check_points("queries", queries, "support", support)
+    _check_points("queries", queries, "unlabeled", unlabeled)
+    _check_labels(support, labels)
+    if probs.shape != (len(unlabeled), labels.shape[1]):
+        raise ValueError(f"probs must have shape {(len(unlabeled), labels.shape[1])}, got {tuple(probs.shape)}")
+    _check_positive(temperature=temperature, label_ratio=label_ratio)
+    boost = label_ratio * len(unlabeled) / len(support)
+    log_kernel = cosine(queries, torch.cat([support, unlabeled])) / temperature
+    weighted = _log_weighted_kernel_sum(log_kernel, torch.cat([boost * labels.to(probs.dtype), probs]))
+    return weighted - math.log((label_ratio + 1) * len(unlabeled) / labels.shape[1])
+
+
+@_in_full_precision
+def neighbor_weights(
+    queries: Tensor, support: Tensor, *, temperature: float, label_ratio: float, self_vote: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Votes that each unlabelled point gives to the supports and to the unlabelled points.
+
+    [s_l | s_u] = softmax(z . [z_l | z_u] / temperature + [log r' | 0]), r' = r u/s  [Eq. (9)]
+    queries (u, d), support (s, d)  ->  (u, s), (u, u); their rows together sum to 1
+    self_vote: the formula lets a point vote for itself; the released code does not.
+    """
+    _check_points("queries", queries, "support", support)
+    _check_positive(temperature=temperature, label_ratio=label_ratio)
+    to_support = cosine(queries, support) / temperature + math.log(label_ratio * len(queries) / len(support))
+    to_unlabeled = cosine(queries, queries) / temperature
+    if not self_vote:
+        itself = torch.eye(len(queries), dtype=torch.bool, device=queries.device)
+        to_unlabeled = to_unlabeled.masked_fill(itself, -math.inf)
+    votes = torch.cat([to_support, to_unlabeled], dim=1).softmax(dim=1)
+    return votes[:, : len(support)], votes[:, len(support) :]
+
+
+@_in_full_precision
+def propagation_step(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor, probs: Tensor) -> Tensor:
+    """Predictions of the unlabelled points, voted by the labels and by one another's predictions.
+
+    q' = S p + U q                                                                  [Eq. (10)]
+    to_support S (u, s), to_unlabeled U (u, u), labels p (s, c), probs q (u, c)  ->  (u, c)
+    """
+    return to_support @ labels + to_unlabeled @ probs
+
+
+@_in_full_precision
+def propagate(
+    to_support: Tensor, to_unlabeled: Tensor, labels: Tensor, *, iterations: int | None = None
+) -> Tensor:
+    """Posterior of the unlabelled points: the fixed point of propagation_step, or steps to it.
+
+    q = (I - U)^-1 S p                                                              [Eq. (11)]
+    q^(i+1) = S p + U q^i from q^0 = 0, that many iterations     [Appendix A, propagation]
+    to_support S (u, s), to_unlabeled U (u, u), labels p (s, c)  ->  q (u, c)
+    A row of q sums to the point's in-domain mass, not to 1. The error of the iteration shrinks
+    each step by at least the largest row sum of U.
+    """
+    _check_votes(to_support, to_unlabeled, labels)
+    labels = labels.to(to_support.dtype)
+    if iterations is None:
+        identity = torch.eye(len(to_unlabeled), dtype=to_unlabeled.dtype, device=to_unlabeled.device)
+        return torch.linalg.solve(identity - _substochastic(to_unlabeled), to_support @ labels)
+    if iterations < 0:
+        raise ValueError(f"iterations must be None (closed form) or at least 0, got {iterations}")
+    probs = to_support.new_zeros(len(to_support), labels.shape[1])
+    for _ in range(iterations):
+        probs = propagation_step(to_support, to_unlabeled, labels, probs)
+    return probs
+
+
+def _check_votes(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor) -> None:
+    _check_rows("to_support", to_support)
+    _check_rows("labels", labels)
+    u, s = to_support.shape
+    if to_unlabeled.shape != (u, u):
+        raise ValueError(f"to_unlabeled must have shape {(u, u)}, got {tuple(to_unlabeled.shape)}")
+    if len(labels) != s:
+        raise ValueError(f"labels must have one row a column of to_support, got {len(labels)} rows for {s}")
+
+
+def _substochastic(to_unlabeled: Tensor) -> Tensor:
+    """Row sums kept a few rounding errors below one, without which I - U is singular.
+
+    It acts only where the support's share of the votes is lost in rounding: such a point, far from
+    every label, then gives that little away to "none of the classes".
+    """
+    most = 1 - 32 * torch.finfo(to_unlabeled.dtype).eps
+    return to_unlabeled * (most / to_unlabeled.sum(dim=1, keepdim=True).clamp_min(most))
+
+
+class Posterior(NamedTuple):
+    """What RoPAWS believes of the unlabelled points."""
+
+    probs: Tensor  # (u, c) rows sum to 1: a doubtful point is near uniform
+    in_domain: Tensor  # (u,) in (0, 1]: probability of belonging to any of the classes
+
+
+@_in_full_precision
+def ropaws_posterior(
+    queries: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    *,
+    temperature: float = 0.1,
+    prior_temperature: float | None = 0.1,
+    label_ratio: float = 5.0,
+    self_vote: bool = False,
+    iterations: int | None = None,
+) -> Posterior:
+    """Calibrated prediction of a batch of unlabelled points, from labels and from one another.
+
+    q = (I - s_u * p_in)^-1 (s_l * p_in) p_l, in_domain = sum_y q(y)                [Eq. (12)]
+    queries (u, d), support (s, d), labels (s, c)  ->  Posterior((u, c), (u,))
+    prior_temperature=None: no prior, p_in = 1.
+    """
+    _check_labels(support, labels)
+    to_support, to_unlabeled = neighbor_weights(
+        queries, support, temperature=temperature, label_ratio=label_ratio, self_vote=self_vote
+    )
+    if prior_temperature is not None:
+        prior = in_domain_prior(queries, support, temperature=prior_temperature)[:, None]
+        to_support, to_unlabeled = prior * to_support, prior * to_unlabeled
+    return complete_posterior(propagate(to_support, to_unlabeled, labels, iterations=iterations))
+
+
+@_in_full_precision
+def complete_posterior(mass: Tensor) -> Posterior:
+    """The missing mass, which is the belief in no known class, spread evenly over the classes.
+
+    q(y) + (1 - sum_y q(y)) / c                                      [Appendix A, completion]
+    mass (u, c), rows sum to at most 1  ->  Posterior((u, c), (u,))
+    """
+    # The solve may leave a sum a rounding error outside (0, 1].
+    mass = mass.clamp_min(0)
+    total = mass.sum(dim=1, keepdim=True)
+    mass = mass / total.clamp_min(1)
+    probs = mass + (1 - total).clamp_min(0) / mass.shape[1]
+    return Posterior(probs, total.squeeze(1).clamp(TINY, 1))
+
+
+@_in_full_precision
+def in_domain_prior(queries: Tensor, support: Tensor, *, temperature: float) -> Tensor:
+    """Prior probability that a point belongs to any known class: it lies close to some label.
+
+    p(in|x) = max_i exp((z . z_i - 1) / temperature)                                [Eq. (13)]
+    queries (u, d), support (s, d)  ->  (u,) in (0, 1]; 1 for a support itself
+    """
+    _check_points("queries", queries, "support", support)
+    _check_positive(temperature=temperature)
+    nearest = cosine(queries, support).amax(dim=1)
+    return ((nearest - 1).clamp_max(0) / temperature).exp().clamp_min(TINY)
+
+
+@_in_full_precision
+def ropaws_loss(
+    anchors: Tensor,
+    targets: Tensor,
+    in_domain: Tensor,
+    *,
+    sharpen_temperature: float = 0.25,
+    reweight_power: float = 1.0,
+) -> Losses:
+    """PAWS's loss on calibrated targets, with less weight on points that look out-of-class.
+
+    mean of w H(p, rho(q'))  -  H(p-bar), w = ((q1(in|x) + q2(in|x)) / 2)^k         [Eq. (14)]
+    anchors (v, u, c) as in paws_loss; targets (2, u, c) and in_domain (2, u): the posteriors of
+    the two large views, taken as constants. reweight_power k = 0 weighs all points alike.
+    """
+    _check_views(anchors, targets)
+    if in_domain.shape != targets.shape[:2]:
+        raise ValueError(f"in_domain must have shape {tuple(targets.shape[:2])}, got {tuple(in_domain.shape)}")
+    if not 0 <= reweight_power < math.inf:
+        raise ValueError(f"reweight_power must be at least 0, got {reweight_power}")
+    weights = in_domain.mean(dim=0) ** reweight_power
+    losses = _consistency(anchors, targets, weights, sharpen_temperature)
+    return Losses(losses.total, {**losses.parts, "weight": weights.mean().detach()})

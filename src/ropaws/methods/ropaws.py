@@ -1,0 +1,117 @@
+"""RoPAWS: PAWS with targets calibrated by label propagation and an in-domain prior."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.batch import Losses, Support, Views
+from ropaws.methods.protocol import Network, check_positive, check_share
+from ropaws.methods.supports import anchor_predictions, nearest_gap, smooth
+
+GAP_MOMENTUM = 0.9
+# Embeddings of a class may shrink to a point; the prior must not become a step function.
+LEAST_PRIOR_TEMPERATURE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoPAWS:
+    """RoPAWS: doubts what lies far from every label. The last three switches are the ablations."""
+
+    temperature: float = 0.1
+    """Of the similarity kernel."""
+    sharpen_temperature: float = 0.25
+    """Of the targets; lower is sharper."""
+    label_smoothing: float = 0.1
+    """Share of a support's label spread over all classes."""
+    label_ratio: float = 5.0
+    """Weight r of the labelled batch as a whole against the unlabelled one."""
+    prior_temperature: float | Literal["auto"] = 0.1
+    """Of the in-domain prior, or 'auto': from the distances among the supports themselves."""
+    typical_prior: float = 0.7
+    """With 'auto': the prior that a labelled image gets from its nearest fellow of the class."""
+    reweight_power: float = 1.0
+    """Power k of the in-domain posterior that weighs the loss."""
+    self_vote: bool = False
+    """Let a sample vote for itself, as the paper's formula does and its released code does not."""
+    semi_supervised_density: bool = True
+    """Let unlabelled samples vote for one another."""
+    in_domain_prior: bool = True
+    """Expect a sample far from every label to be out-of-class."""
+    reweighting: bool = True
+    """Give less weight to samples that look out-of-class."""
+
+    needs_unlabeled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
+        check_share(self, "label_smoothing", "typical_prior")
+        if self.prior_temperature != "auto":
+            check_positive(self, "prior_temperature")
+        if self.reweight_power < 0:
+            raise ValueError(f"method.reweight_power must be at least 0, got {self.reweight_power}")
+
+    def step(self, model: Network, views: Views, support: Support) -> Losses:
+        supports, first, second, *crops = model([support.images, views.first, views.second, *views.crops])
+        labels = smooth(support.labels, self.label_smoothing)
+        anchors = anchor_predictions([first, second, *crops], supports.z, labels, self.temperature)
+        with torch.no_grad():
+            prior_temperature = self._prior_temperature(model, supports.h, support)
+            posteriors = [
+                self.posterior(view.h, supports.h, labels, prior_temperature) for view in (first, second)
+            ]
+        losses = eq.ropaws_loss(
+            anchors,
+            torch.stack([posterior.probs for posterior in posteriors]),
+            torch.stack([posterior.in_domain for posterior in posteriors]),
+            sharpen_temperature=self.sharpen_temperature,
+            reweight_power=self.reweight_power if self.reweighting else 0.0,
+        )
+        if prior_temperature is None:
+            return losses
+        return Losses(losses.total, {**losses.parts, "prior_temperature": torch.tensor(prior_temperature)})
+
+    def posterior(
+        self, queries: Tensor, support: Tensor, labels: Tensor, prior_temperature: float | None
+    ) -> eq.Posterior:
+        """Targets of one view.   queries (u, d), support (s, d), labels (s, c)"""
+        if self.semi_supervised_density:
+            return eq.ropaws_posterior(
+                queries,
+                support,
+                labels,
+                temperature=self.temperature,
+                prior_temperature=prior_temperature,
+                label_ratio=self.label_ratio,
+                self_vote=self.self_vote,
+            )
+        mass = eq.soft_nn(queries, support, labels, temperature=self.temperature)
+        if prior_temperature is not None:
+            mass = mass * eq.in_domain_prior(queries, support, temperature=prior_temperature)[:, None]
+        return eq.complete_posterior(mass)
+
+    def _prior_temperature(self, model: Network, embeddings: Tensor, support: Support) -> float | None:
+        """The number set, or the one at which a typical support gets the typical prior; None without prior."""
+        if not self.in_domain_prior:
+            return None
+        if self.prior_temperature != "auto":
+            return self.prior_temperature
+        update_support_gap(model, nearest_gap(embeddings, support))
+        return auto_prior_temperature(float(model.support_gap), self.typical_prior)
+
+
+def update_support_gap(model: Network, gap: Tensor) -> None:
+    """Exponential moving average; the first value counts in full, a missing one not at all."""
+    known, new = model.support_gap.isfinite(), gap.isfinite()
+    average = torch.where(known, torch.lerp(gap, model.support_gap, GAP_MOMENTUM), gap)
+    model.support_gap.copy_(torch.where(new, average, model.support_gap))
+
+
+def auto_prior_temperature(gap: float, typical_prior: float) -> float:
+    """Solve exp(-gap / t) = typical_prior for t; t = 0.1, the paper's, while no gap is known."""
+    if not math.isfinite(gap):
+        return 0.1
+    return max(LEAST_PRIOR_TEMPERATURE, gap / -math.log(typical_prior))

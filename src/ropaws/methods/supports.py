@@ -1,0 +1,42 @@
+"""What the methods do with a labelled batch before the equations."""
+
+import torch
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.batch import Embeddings, Support
+
+
+def smooth(labels: Tensor, amount: float) -> Tensor:
+    """Label smoothing: one-hot rows (s, c) give that share of their mass to all classes evenly."""
+    return labels * (1 - amount) + amount / labels.shape[1]
+
+
+def anchor_predictions(views: list[Embeddings], support: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Soft nearest-neighbour predictions of all views, with gradient.   ->  (v, u, c)"""
+    z = torch.cat([view.z for view in views])
+    probs = eq.soft_nn(z, support, labels, temperature=temperature)
+    return probs.unflatten(0, (len(views), -1))
+
+
+def may_vote(support: Support) -> Tensor:
+    """Which support may speak for which: not the views of the same image.
+
+    Only where a batch has no other image of the class may the other views of the image.
+    ->  (s, s) bool, a row for each support that is spoken for
+    """
+    same_image = support.identity[:, None] == support.identity
+    same_class = support.labels @ support.labels.T > 0
+    alone = ~(same_class & ~same_image).any(dim=1, keepdim=True)
+    itself = torch.eye(len(support.identity), dtype=torch.bool, device=same_image.device)
+    return ~torch.where(alone, itself, same_image)
+
+
+def nearest_gap(embeddings: Tensor, support: Support) -> Tensor:
+    """Mean distance 1 - cos of a support to the nearest other image of its class (leave-one-out).
+
+    embeddings (s, d)  ->  (); NaN where no support has another one of its class
+    """
+    candidates = may_vote(support) & (support.labels @ support.labels.T > 0)
+    nearest = eq.cosine(embeddings, embeddings).masked_fill(~candidates, -torch.inf).amax(dim=1)
+    return (1 - nearest[nearest.isfinite()]).mean()

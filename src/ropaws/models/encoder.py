@@ -1,0 +1,53 @@
+"""Backbone, projection and prediction in one module: images in, h and z out."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ropaws.batch import Embeddings
+
+
+class Encoder(nn.Module):
+    """The trained network. Computes in bf16 where asked, and always answers in float32.
+
+    support_gap is a running statistic of the embedding, as batch norm's are: the smoothed distance
+    1 - cos of a labelled image to the nearest other one of its class. NaN until it was seen once.
+    """
+
+    support_gap: Tensor
+
+    def __init__(
+        self, backbone: nn.Module, projection: nn.Module, prediction: nn.Module, *, autocast: bool = False
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projection = projection
+        self.prediction = prediction  # nn.Identity: z is h
+        self.autocast = autocast
+        self.register_buffer("support_gap", torch.tensor(math.nan))
+
+    def forward(self, batches: Sequence[Tensor]) -> list[Embeddings]:
+        """Embed batches of crops; batches of one size go through the network as one.
+
+        Batch statistics are thus shared within a size and never mixed between sizes.
+        batches: each (n_i, channels, size_i, size_i)  ->  one Embeddings (n_i, d) for each
+        """
+        by_size: dict[torch.Size, list[int]] = {}
+        for index, batch in enumerate(batches):
+            by_size.setdefault(batch.shape[2:], []).append(index)
+        embedded: dict[int, Embeddings] = {}
+        for indices in by_size.values():
+            together = self._embed(torch.cat([batches[i] for i in indices]))
+            lengths = [len(batches[i]) for i in indices]
+            parts = zip(together.h.split(lengths), together.z.split(lengths), strict=True)
+            embedded.update({i: Embeddings(h, z) for i, (h, z) in zip(indices, parts, strict=True)})
+        return [embedded[i] for i in range(len(batches))]
+
+    def _embed(self, images: Tensor) -> Embeddings:
+        images = images.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+            h = self.projection(self.backbone(images))
+            z = self.prediction(h)
+        return Embeddings(h.float(), z.float())

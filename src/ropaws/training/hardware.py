@@ -1,0 +1,52 @@
+"""What the machine can do: device, precision, memory."""
+
+import ctypes
+import platform
+from typing import Literal
+
+import torch
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+# glibc's mallopt parameters
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def choose_device(name: str) -> torch.device:
+    """'auto' takes a GPU where there is one; another name is taken at its word or refused."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"train.device={name!r} cannot be used here ({reason}); try auto or cpu") from None
+    return device
+
+
+def use_bf16(precision: Precision, device: torch.device) -> bool:
+    """Whether to compute in bf16. 'auto': where the hardware is fast at it."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        # Without these instructions bf16 is emulated, many times slower than fp32.
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory instead of giving it back after every tensor.
+
+    A training step on a CPU frees and takes the same megabytes again and again; each time, the
+    kernel clears every page. benchmarks/step_time.py measures the gain. No effect elsewhere.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        libc.mallopt(M_TOP_PAD, 64 << 20)

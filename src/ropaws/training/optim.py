@@ -1,0 +1,93 @@
+"""LARS: SGD with momentum whose step is scaled to the size of each weight."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """LARS and its learning rate: linear warm-up, then cosine."""
+
+    peak: float = 3.2
+    """Highest learning rate."""
+    start: float = 0.8
+    """Learning rate of the first step."""
+    end: float = 0.032
+    """Learning rate of the last step."""
+    warmup: int = 1950
+    """Steps from start to peak."""
+    momentum: float = 0.9
+    """Share of the last update that is kept."""
+    weight_decay: float = 1e-6
+    """Pull of the weights towards zero; biases and norm layers have none."""
+    trust: float = 0.001
+    """Size of a step against the size of the weight it changes."""
+
+    def __post_init__(self) -> None:
+        if not self.peak > 0:
+            raise ValueError(f"optim.peak must be positive, got {self.peak}")
+        for name in ("start", "end", "warmup", "weight_decay", "trust"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"optim.{name} must be at least 0, got {value}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"optim.momentum must be at least 0 and below 1, got {self.momentum}")
+
+
+class LARS(torch.optim.Optimizer):
+    """Layer-wise adaptive rates (You et al., 2017).
+
+    update = rate (g + decay w),  rate = trust |w| / (|g| + decay |w| + eps)
+    Vectors (biases, norm layers) are excluded by their number of dimensions: plain g, no decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-6,
+        trust: float = 0.001,
+        eps: float = 1e-8,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+        return loss
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if weight.ndim > 1:
+            gradient = _adapt(weight, gradient, group["weight_decay"], group["trust"], group["eps"])
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        state["momentum"].mul_(group["momentum"]).add_(gradient)
+        weight.add_(state["momentum"], alpha=-group["lr"])
+
+
+def _adapt(weight: Tensor, gradient: Tensor, decay: float, trust: float, eps: float) -> Tensor:
+    size, slope = weight.norm(), gradient.norm()
+    rate = trust * size / (slope + decay * size + eps)
+    # A weight or gradient of zero gives no scale to go by: take the plain step.
+    rate = torch.where((size > 0) & (slope > 0), rate, 1.0)
+    return (gradient + decay * weight) * rate

@@ -1,0 +1,11 @@
+"""Learning rates as pure functions of the step: nothing to save, nothing to replay."""
+
+import math
+
+
+def warmup_cosine(step: int, *, peak: float, start: float, end: float, warmup: int, total: int) -> float:
+    """Linear from start to peak over the warm-up, then half a cosine down to end at the last step."""
+    if step < warmup:
+        return start + (peak - start) * step / warmup
+    progress = min(1.0, (step - warmup) / max(1, total - 1 - warmup))
+    return end + (peak - end) * (1 + math.cos(math.pi * progress)) / 2
