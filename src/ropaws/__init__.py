@@ -1,3 +1,20 @@
 """Robust semi-supervised learning from uncurated data: PAWS and RoPAWS in PyTorch."""
 
-__version__ = "0.1.0"
+from ropaws import equations, recipes
+from ropaws.config import RunConfig
+from ropaws.methods import PAWS, RoPAWS, Supervised
+from ropaws.run import evaluate, resume, train
+from ropaws.version import __version__
+
+__all__ = [
+    "PAWS",
+    "RoPAWS",
+    "RunConfig",
+    "Supervised",
+    "__version__",
+    "equations",
+    "evaluate",
+    "recipes",
+    "resume",
+    "train",
+]

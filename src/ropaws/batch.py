@@ -23,7 +23,7 @@ class Support(NamedTuple):
 
 
 class Embeddings(NamedTuple):
-    """What the encoder says of one batch of images; neither is normalised."""
+    """What the encoder says of one batch of images; rows have unit length."""
 
     h: Tensor  # (n, d) after the projection head: the target side, and evaluation
     z: Tensor  # (n, d) after the prediction head (h itself without one): the anchor side

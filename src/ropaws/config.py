@@ -65,7 +65,9 @@ def method_name(method: object) -> str:
 def make_method(name: str) -> PAWS | RoPAWS | Supervised:
     """A method by its name, with its defaults."""
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}, did you mean {nearest(name, METHODS)!r}? Known: {', '.join(METHODS)}")
+        raise ValueError(
+            f"unknown method {name!r}, did you mean {nearest(name, METHODS)!r}? Known: {', '.join(METHODS)}"
+        )
     return METHODS[name]()
 
 

@@ -1,8 +1,8 @@
 """The paper as code: pure functions on tensors, in the paper's order.
 
 Shapes: u unlabelled points, s supports (labelled points), c classes, d dimensions. Embeddings are
-unit rows; they are normalised once more on entry, so that a row rounded to bf16 still has length
-one. Half-precision inputs are computed in float32, float64 stays float64. Nothing here knows a
+unit rows (torch.nn.functional.normalize makes them so, and the encoder's are): this is assumed, not
+checked. Half-precision inputs are computed in float32, float64 stays float64. Nothing here knows a
 device, a process, randomness or settings.
 
 Paper: Mo et al., "RoPAWS: Robust Semi-supervised Representation Learning from Uncurated Data",
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropaws.batch import Losses
@@ -58,7 +57,9 @@ def _check_positive(**values: float) -> None:
 
 def _check_rows(name: str, rows: Tensor) -> None:
     if rows.ndim != 2 or 0 in rows.shape:
-        raise ValueError(f"{name} must be a matrix with at least one row and column, got shape {tuple(rows.shape)}")
+        raise ValueError(
+            f"{name} must be a matrix with at least one row and column, got shape {tuple(rows.shape)}"
+        )
 
 
 def _check_points(left_name: str, left: Tensor, right_name: str, right: Tensor) -> None:
@@ -66,7 +67,8 @@ def _check_points(left_name: str, left: Tensor, right_name: str, right: Tensor) 
     _check_rows(right_name, right)
     if left.shape[1] != right.shape[1]:
         raise ValueError(
-            f"{left_name} and {right_name} must live in one space, got {left.shape[1]} and {right.shape[1]} dimensions"
+            f"{left_name} and {right_name} must live in one space,"
+            f" got {left.shape[1]} and {right.shape[1]} dimensions"
         )
 
 
@@ -81,11 +83,8 @@ def _check_labels(support: Tensor, labels: Tensor) -> None:
 
 @_in_full_precision
 def cosine(left: Tensor, right: Tensor) -> Tensor:
-    """Similarity z . z' of unit embeddings; rows of any length are scaled to unit length first.
-
-    left (n, d), right (m, d)  ->  (n, m) in [-1, 1]
-    """
-    return F.normalize(left, dim=1) @ F.normalize(right, dim=1).T
+    """Similarity z . z' of unit embeddings.   left (n, d), right (m, d)  ->  (n, m) in [-1, 1]"""
+    return left @ right.T
 
 
 @_in_full_precision
@@ -127,7 +126,9 @@ def mean_entropy(probs: Tensor) -> Tensor:
 
 
 @_in_full_precision
-def cross_view_targets(first: Tensor, second: Tensor, *, num_crops: int, sharpen_temperature: float) -> Tensor:
+def cross_view_targets(
+    first: Tensor, second: Tensor, *, num_crops: int, sharpen_temperature: float
+) -> Tensor:
     """Each large view learns from the other one's sharpened target, small crops from their mean.
 
     first, second (u, c)  ->  (2 + num_crops, u, c); entries below 1e-4 are set to zero
@@ -156,7 +157,7 @@ def _check_views(anchors: Tensor, targets: Tensor) -> None:
         raise ValueError(f"anchors must have shape (views >= 2, u, c), got {tuple(anchors.shape)}")
     if targets.shape != (2, *anchors.shape[1:]):
         raise ValueError(
-            f"targets must have shape {(2, *anchors.shape[1:])} to fit the anchors, got {tuple(targets.shape)}"
+            f"targets must have shape {(2, *anchors.shape[1:])} to fit anchors, got {tuple(targets.shape)}"
         )
 
 
@@ -242,7 +243,9 @@ def semi_class_log_density(
     _check_points("queries", queries, "unlabeled", unlabeled)
     _check_labels(support, labels)
     if probs.shape != (len(unlabeled), labels.shape[1]):
-        raise ValueError(f"probs must have shape {(len(unlabeled), labels.shape[1])}, got {tuple(probs.shape)}")
+        raise ValueError(
+            f"probs must have shape {(len(unlabeled), labels.shape[1])}, got {tuple(probs.shape)}"
+        )
     _check_positive(temperature=temperature, label_ratio=label_ratio)
     boost = label_ratio * len(unlabeled) / len(support)
     log_kernel = cosine(queries, torch.cat([support, unlabeled])) / temperature
@@ -297,7 +300,8 @@ def propagate(
     labels = labels.to(to_support.dtype)
     if iterations is None:
         identity = torch.eye(len(to_unlabeled), dtype=to_unlabeled.dtype, device=to_unlabeled.device)
-        return torch.linalg.solve(identity - _substochastic(to_unlabeled), to_support @ labels)
+        solution: Tensor = torch.linalg.solve(identity - _substochastic(to_unlabeled), to_support @ labels)
+        return solution
     if iterations < 0:
         raise ValueError(f"iterations must be None (closed form) or at least 0, got {iterations}")
     probs = to_support.new_zeros(len(to_support), labels.shape[1])
@@ -406,7 +410,9 @@ def ropaws_loss(
     """
     _check_views(anchors, targets)
     if in_domain.shape != targets.shape[:2]:
-        raise ValueError(f"in_domain must have shape {tuple(targets.shape[:2])}, got {tuple(in_domain.shape)}")
+        raise ValueError(
+            f"in_domain must have shape {tuple(targets.shape[:2])}, got {tuple(in_domain.shape)}"
+        )
     if not 0 <= reweight_power < math.inf:
         raise ValueError(f"reweight_power must be at least 0, got {reweight_power}")
     weights = in_domain.mean(dim=0) ** reweight_power

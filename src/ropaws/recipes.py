@@ -77,7 +77,9 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
 def get(name: str) -> RunConfig:
     """The config of a recipe."""
     if name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}, did you mean {nearest(name, RECIPES)!r}? See `ropaws recipes`")
+        raise ValueError(
+            f"unknown recipe {name!r}, did you mean {nearest(name, RECIPES)!r}? See `ropaws recipes`"
+        )
     return RECIPES[name]()
 
 

@@ -1,8 +1,8 @@
 """train(config), evaluate(run): build the parts, drive the loop. A run is a folder."""
 
+import json
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import ropaws
 from ropaws.batch import Losses
 from ropaws.config import RunConfig, method_name, read_config, to_json
 from ropaws.data.augment import Normalization
@@ -23,7 +22,6 @@ from ropaws.evaluation.features import embed
 from ropaws.evaluation.soft_nn import evaluate_soft_nn
 from ropaws.models import Encoder, build_encoder
 from ropaws.training.checkpoint import (
-    CHECKPOINT,
     load_checkpoint,
     load_model,
     read_json,
@@ -37,13 +35,14 @@ from ropaws.training.loop import fit
 from ropaws.training.optim import LARS
 from ropaws.training.progress import MetricsFile, drop_metrics_from, show_progress
 from ropaws.training.schedules import warmup_cosine
+from ropaws.version import __version__
 
 CONFIG, DATA, METRICS, EVALUATION, ENVIRONMENT = (
     "config.json", "data.json", "metrics.jsonl", "evaluation.json", "environment.json",
 )  # fmt: skip
 
 
-class TrainingStopped(KeyboardInterrupt):  # noqa: N818 - not an error: the user asked for it
+class TrainingStopped(KeyboardInterrupt):
     """Training ended early on request; everything up to the last step is saved."""
 
     def __init__(self, run: Path, step: int) -> None:
@@ -61,7 +60,9 @@ class Parts:
     device: torch.device
 
 
-def train(config: RunConfig, out: Path | str, *, resume: bool = False, console: Console | None = None) -> Path:
+def train(
+    config: RunConfig, out: Path | str, *, resume: bool = False, console: Console | None = None
+) -> Path:
     """Train a model; the run folder, with config, split, metrics, checkpoint and model, is the result.
 
     resume: go on in a folder that was trained in before, at its last checkpoint.
@@ -123,7 +124,7 @@ def _describe(run: Path, config: RunConfig, parts: Parts) -> None:
     write_json(
         run / ENVIRONMENT,
         {
-            "ropaws": ropaws.__version__,
+            "ropaws": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "device": str(parts.device),
@@ -146,7 +147,12 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, resume
 
     def learning_rate(step: int) -> float:
         return warmup_cosine(
-            step, peak=settings.peak, start=settings.start, end=settings.end, warmup=settings.warmup, total=total
+            step,
+            peak=settings.peak,
+            start=settings.start,
+            end=settings.end,
+            warmup=settings.warmup,
+            total=total,
         )
 
     if parts.device.type == "cpu":
@@ -162,7 +168,10 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, resume
     drop_metrics_from(run / METRICS, start)
     stream = BatchStream(
         TrainingData(
-            parts.corpus.train_images.to(parts.device), parts.split.indices, parts.split.labels, parts.normalize
+            parts.corpus.train_images.to(parts.device),
+            parts.split.indices,
+            parts.split.labels,
+            parts.normalize,
         ),
         config.augment,
         config.support,
@@ -196,7 +205,13 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, resume
 
 def _row(step: int, losses: Losses, rate: float, seconds: float) -> dict[str, float]:
     parts = {name: float(value) for name, value in losses.parts.items()}
-    return {"step": step, "loss": float(losses.total), **parts, "learning_rate": rate, "seconds": round(seconds, 3)}
+    return {
+        "step": step,
+        "loss": float(losses.total),
+        **parts,
+        "learning_rate": rate,
+        "seconds": round(seconds, 3),
+    }
 
 
 @dataclass(frozen=True)
@@ -249,18 +264,5 @@ def evaluate(run: Path | str) -> dict[str, Any]:
 
 def training_seconds(run: Path) -> float:
     """Seconds of training so far, from the last line of the metrics."""
-    import json
-
     *_, last = (run / METRICS).read_text(encoding="utf-8").splitlines()
     return float(json.loads(last)["seconds"])
-
-
-def checkpoint_path(run: Path) -> Path:
-    return run / CHECKPOINT
-
-
-def metrics_rows(run: Path) -> Iterator[dict[str, float]]:
-    import json
-
-    for line in (run / METRICS).read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)

@@ -56,7 +56,9 @@ class AugmentConfig:
             if not 0 < low <= high <= 1:
                 raise ValueError(f"augment.{name} must satisfy 0 < low <= high <= 1, got {low} {high}")
         if self.size < 1 or self.small_size < 1:
-            raise ValueError(f"augment.size and small_size must be at least 1, got {self.size}, {self.small_size}")
+            raise ValueError(
+                f"augment.size and small_size must be at least 1, got {self.size}, {self.small_size}"
+            )
         if self.small_crops < 0:
             raise ValueError(f"augment.small_crops must be at least 0, got {self.small_crops}")
         if not 0 <= self.jitter_strength <= 1.25:

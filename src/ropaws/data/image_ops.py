@@ -52,7 +52,7 @@ def greyscale(images: Tensor) -> Tensor:
     """Luma of RGB images, one channel.   (n, 3, h, w)  ->  (n, 1, h, w); grey images as they are"""
     if images.shape[1] == 1:
         return images
-    red, green, blue = images.split(1, dim=1)
+    red, green, blue = images.chunk(3, dim=1)
     return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
@@ -129,6 +129,8 @@ def gaussian_blur(images: Tensor, radii: Tensor) -> Tensor:
     for dim, pad in ((2, (0, 0, reach, reach)), (3, (reach, reach, 0, 0))):
         length = images.shape[dim]
         padded = F.pad(images, pad, mode="replicate")
-        shifted = (padded.narrow(dim, i, length) * kernel[:, i, None, None, None] for i in range(2 * reach + 1))
+        shifted = (
+            padded.narrow(dim, i, length) * kernel[:, i, None, None, None] for i in range(2 * reach + 1)
+        )
         images = sum(shifted, start=torch.zeros_like(images))
     return images

@@ -31,7 +31,9 @@ def unlabeled_indices(step: int, *, batch: int, pool: int, seed: int) -> Tensor:
     """The batch of a step: the pool in random order, a new order each epoch, the rest left out."""
     batches = pool // batch
     if batches == 0:
-        raise ValueError(f"train.batch={batch} is larger than the unlabelled set of {pool} images; use at most {pool}")
+        raise ValueError(
+            f"train.batch={batch} is larger than the unlabelled set of {pool} images; use at most {pool}"
+        )
     epoch, position = divmod(step, batches)
     return _pool_order(pool, seed, epoch)[position * batch : (position + 1) * batch]
 
@@ -51,7 +53,9 @@ def support_indices(step: int, labels: Tensor, config: SupportConfig, *, seed: i
     known = labels.unique()
     count = len(known) if config.classes is None else config.classes
     if count > len(known):
-        raise ValueError(f"support.classes={count}, but only {len(known)} classes have labels; use at most {len(known)}")
+        raise ValueError(
+            f"support.classes={count}, but only {len(known)} classes have labels; use at most {len(known)}"
+        )
     classes = known[torch.randperm(len(known), generator=random)[:count].sort().values]
     positions = [
         _draw((labels == label).nonzero().squeeze(1), config.images_per_class, random) for label in classes

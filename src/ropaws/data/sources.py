@@ -56,7 +56,8 @@ def load_source(source: str, root: Path) -> Corpus:
         return read_npz(path)
     near = difflib.get_close_matches(source, SOURCES, n=1, cutoff=0)[0]
     raise ValueError(
-        f"unknown data source {source!r}, did you mean {near!r}? Known: {', '.join(SOURCES)}, or a path ending in .npz"
+        f"unknown data source {source!r}, did you mean {near!r}?"
+        f" Known: {', '.join(SOURCES)}, or a path ending in .npz"
     )
 
 
@@ -94,15 +95,23 @@ def _load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
 
 
 def _to_images(array: NDArray[np.generic], name: str) -> Tensor:
-    if array.dtype != np.uint8 or array.ndim not in (3, 4) or array.ndim == 4 and array.shape[3] not in (1, 3):
-        raise ValueError(f"{name} must be uint8 of shape (n, h, w) or (n, h, w, 1 or 3), got {array.dtype} {array.shape}")
+    if (
+        array.dtype != np.uint8
+        or array.ndim not in (3, 4)
+        or (array.ndim == 4 and array.shape[3] not in (1, 3))
+    ):
+        raise ValueError(
+            f"{name} must be uint8 of shape (n, h, w) or (n, h, w, 1 or 3), got {array.dtype} {array.shape}"
+        )
     images = torch.from_numpy(array)
     return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
 
 
 def _to_labels(array: NDArray[np.generic], count: int, name: str) -> Tensor:
     if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
-        raise ValueError(f"{name} must be whole numbers, one for each of {count} images, got {array.dtype} {array.shape}")
+        raise ValueError(
+            f"{name} must be whole numbers, one for each of {count} images, got {array.dtype} {array.shape}"
+        )
     labels = torch.from_numpy(array.astype(np.int64))
     if len(labels) and int(labels.min()) < UNKNOWN:
         raise ValueError(f"{name} must be at least {UNKNOWN} (unknown), got {int(labels.min())}")
@@ -111,13 +120,18 @@ def _to_labels(array: NDArray[np.generic], count: int, name: str) -> Tensor:
 
 def read_embedded(_root: Path) -> Corpus:
     """Fashion-MNIST pile inside the package: five classes, half of 5,000 images out-of-class."""
-    with importlib.resources.as_file(importlib.resources.files("ropaws.data") / "embedded/fashion.npz") as path:
+    with importlib.resources.as_file(
+        importlib.resources.files("ropaws.data") / "embedded/fashion.npz"
+    ) as path:
         return read_npz(path)
 
 
 def read_cifar10(root: Path) -> Corpus:
     """The official CIFAR-10 files, Python or binary version, unpacked below the root."""
-    for folder, read in (("cifar-10-batches-py", _read_cifar_pickle), ("cifar-10-batches-bin", _read_cifar_binary)):
+    for folder, read in (
+        ("cifar-10-batches-py", _read_cifar_pickle),
+        ("cifar-10-batches-bin", _read_cifar_binary),
+    ):
         if (root / folder).is_dir():
             train = [read(root / folder, f"data_batch_{i}") for i in range(1, 6)]
             test_images, test_labels = read(root / folder, "test_batch")
@@ -144,7 +158,9 @@ def _read_cifar_binary(folder: Path, name: str) -> Batch:
     path = folder / f"{name}.bin"
     data = np.frombuffer(_read_bytes(path), np.uint8)
     if len(data) == 0 or len(data) % 3073:
-        raise ValueError(f"{path} is damaged: {len(data)} bytes are not whole records of 3073; unpack it again")
+        raise ValueError(
+            f"{path} is damaged: {len(data)} bytes are not whole records of 3073; unpack it again"
+        )
     records = data.reshape(-1, 3073)
     return records[:, 1:].reshape(-1, 3, 32, 32).copy(), records[:, 0].astype(np.int64)
 
@@ -153,10 +169,9 @@ class _ArraysOnly(pickle.Unpickler):
     """CIFAR-10's Python version is pickled; nothing but NumPy arrays is let through."""
 
     def find_class(self, module: str, name: str) -> object:
-        allowed = {"_reconstruct": "multiarray", "ndarray": "numpy", "dtype": "numpy"}
+        allowed = {"_reconstruct": np.empty(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
         if module.startswith("numpy") and name in allowed:
-            source = np._core.multiarray if name == "_reconstruct" else np
-            return getattr(source, name)
+            return allowed[name]
         raise pickle.UnpicklingError(f"{module}.{name} is not part of an official CIFAR-10 file")
 
 

@@ -15,7 +15,9 @@ class Labeled(NamedTuple):
     labels: Tensor  # (l,) class
 
 
-def draw_split(train_labels: Tensor, class_names: tuple[str, ...], *, labels_per_class: int, seed: int) -> Labeled:
+def draw_split(
+    train_labels: Tensor, class_names: tuple[str, ...], *, labels_per_class: int, seed: int
+) -> Labeled:
     """The same number of labels a class, at random from a seed. Says so where a class has too few."""
     random = generator(seed, SPLIT)
     chosen = []

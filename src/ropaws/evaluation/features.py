@@ -1,7 +1,6 @@
 """Embeddings of images for evaluation."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropaws.data.augment import Normalization, centre_view
@@ -16,7 +15,7 @@ def embed(model: Encoder, images: Tensor, *, size: int, normalize: Normalization
     model.eval()
     try:
         parts = [
-            F.normalize(model([centre_view(part.to(device), size, normalize)])[0].h, dim=1).cpu()
+            model([centre_view(part.to(device), size, normalize)])[0].h.cpu()
             for part in images.split(batch)
             if len(part)
         ]

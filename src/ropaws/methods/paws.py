@@ -34,6 +34,9 @@ class PAWS:
         anchors = anchor_predictions([first, second, *crops], supports.z, labels, self.temperature)
         with torch.no_grad():
             targets = torch.stack(
-                [eq.soft_nn(view.h, supports.h, labels, temperature=self.temperature) for view in (first, second)]
+                [
+                    eq.soft_nn(view.h, supports.h, labels, temperature=self.temperature)
+                    for view in (first, second)
+                ]
             )
         return eq.paws_loss(anchors, targets, sharpen_temperature=self.sharpen_temperature)

@@ -94,7 +94,7 @@ class RoPAWS:
         return eq.complete_posterior(mass)
 
     def _prior_temperature(self, model: Network, embeddings: Tensor, support: Support) -> float | None:
-        """The number set, or the one at which a typical support gets the typical prior; None without prior."""
+        """The number set, or with 'auto' the one that fits the supports; None without prior."""
         if not self.in_domain_prior:
             return None
         if self.prior_temperature != "auto":

@@ -28,7 +28,9 @@ class Supervised:
 
     def step(self, model: Network, views: Views, support: Support) -> Losses:
         (supports,) = model([support.images])
-        votes = (eq.cosine(supports.z, supports.z) / self.temperature).masked_fill(~may_vote(support), -torch.inf)
+        votes = (eq.cosine(supports.z, supports.z) / self.temperature).masked_fill(
+            ~may_vote(support), -torch.inf
+        )
         labels = smooth(support.labels, self.label_smoothing)
         loss = eq.cross_entropy(labels, votes.softmax(dim=1) @ labels).mean()
         return Losses(loss, {"cross_entropy": loss.detach()})

@@ -12,11 +12,13 @@ def smooth(labels: Tensor, amount: float) -> Tensor:
     return labels * (1 - amount) + amount / labels.shape[1]
 
 
-def anchor_predictions(views: list[Embeddings], support: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def anchor_predictions(
+    views: list[Embeddings], support: Tensor, labels: Tensor, temperature: float
+) -> Tensor:
     """Soft nearest-neighbour predictions of all views, with gradient.   ->  (v, u, c)"""
     z = torch.cat([view.z for view in views])
     probs = eq.soft_nn(z, support, labels, temperature=temperature)
-    return probs.unflatten(0, (len(views), -1))
+    return probs.view(len(views), -1, labels.shape[1])
 
 
 def may_vote(support: Support) -> Tensor:

@@ -14,6 +14,8 @@ from ropaws.models.resnet import resnet18, resnet50
 from ropaws.models.small_convnet import SmallConvNet
 from ropaws.models.wide_resnet import WideResNet
 
+__all__ = ["BACKBONES", "Encoder", "ModelConfig", "backbone_builder", "build_encoder"]
+
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
@@ -51,7 +53,9 @@ def backbone_builder(name: str) -> Callable[[int], nn.Module]:
         depth, width = map(int, match.groups())
         return lambda channels: WideResNet(depth, width, channels)
     near = difflib.get_close_matches(name, BACKBONES, n=1, cutoff=0)[0]
-    raise ValueError(f"model.backbone: unknown backbone {name!r}, did you mean {near!r}? Known: {', '.join(BACKBONES)}")
+    raise ValueError(
+        f"model.backbone: unknown backbone {name!r}, did you mean {near!r}? Known: {', '.join(BACKBONES)}"
+    )
 
 
 def build_encoder(config: ModelConfig, *, channels: int, autocast: bool = False) -> Encoder:

@@ -1,9 +1,10 @@
-"""Backbone, projection and prediction in one module: images in, h and z out."""
+"""Backbone, projection and prediction in one module: images in, unit embeddings h and z out."""
 
 import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws.batch import Embeddings
@@ -50,4 +51,4 @@ class Encoder(nn.Module):
         with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.autocast):
             h = self.projection(self.backbone(images))
             z = self.prediction(h)
-        return Embeddings(h.float(), z.float())
+        return Embeddings(F.normalize(h.float(), dim=1), F.normalize(z.float(), dim=1))

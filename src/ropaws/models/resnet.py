@@ -70,8 +70,8 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 3, stride=2, padding=1)
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = stage(x)
+        for stage in range(1, 5):
+            x = self.get_submodule(f"layer{stage}")(x)
         return x.mean(dim=(2, 3))
 
 

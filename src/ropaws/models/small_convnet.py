@@ -11,7 +11,9 @@ class ResidualBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else nn.Identity()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
@@ -27,9 +29,13 @@ class SmallConvNet(nn.Module):
         self.norm = nn.BatchNorm2d(widths[0])
         pairs = zip((widths[0], *widths), widths, strict=False)
         self.blocks = nn.Sequential(
-            *[ResidualBlock(inputs, outputs, stride=1 if i == 0 else 2) for i, (inputs, outputs) in enumerate(pairs)]
+            *[
+                ResidualBlock(inputs, outputs, stride=1 if i == 0 else 2)
+                for i, (inputs, outputs) in enumerate(pairs)
+            ]
         )
         self.features = widths[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.blocks(F.relu(self.norm(self.stem(images)))).mean(dim=(2, 3))
+        features: Tensor = self.blocks(F.relu(self.norm(self.stem(images))))
+        return features.mean(dim=(2, 3))

@@ -1,5 +1,7 @@
 """Wide residual networks for small images (Zagoruyko & Komodakis, 2016), pre-activation."""
 
+import itertools
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ class WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         active = F.relu(self.bn1(x))
-        residual = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        residual: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))
         return residual + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -27,11 +29,13 @@ class WideResNet(nn.Module):
     def __init__(self, depth: int = 28, width: int = 2, channels: int = 3) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6 or width < 1:
-            raise ValueError(f"a WRN has depth 6 n + 4 and width at least 1, got wrn-{depth}-{width}; try wrn-28-2")
+            raise ValueError(
+                f"a WRN has depth 6 n + 4 and width at least 1, got wrn-{depth}-{width}; try wrn-28-2"
+            )
         blocks = (depth - 4) // 6
         widths = [16, 16 * width, 32 * width, 64 * width]
         layers: list[nn.Module] = [nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)]
-        for stage, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+        for stage, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
             layers.append(WideBlock(inputs, outputs, stride=1 if stage == 0 else 2))
             layers += [WideBlock(outputs, outputs, stride=1) for _ in range(blocks - 1)]
         self.layers = nn.Sequential(*layers)

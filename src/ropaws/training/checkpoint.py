@@ -43,7 +43,9 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}); restore it or make it again") from None
 
 
-def save_checkpoint(run: Path, model: Encoder, optimizer: Optimizer, *, next_step: int, seconds: float) -> None:
+def save_checkpoint(
+    run: Path, model: Encoder, optimizer: Optimizer, *, next_step: int, seconds: float
+) -> None:
     """All that training needs to go on at next_step; randomness is a function of seed and step."""
     state = {
         "model": model.state_dict(),
@@ -80,6 +82,8 @@ def load_model(run: Path, model: Encoder) -> None:
     try:
         model.load_state_dict(load_file(path))
     except FileNotFoundError:
-        raise FileNotFoundError(f"no trained model at {path}; finish it with `ropaws train --resume {run}`") from None
+        raise FileNotFoundError(
+            f"no trained model at {path}; finish it with `ropaws train --resume {run}`"
+        ) from None
     except (RuntimeError, SafetensorError) as error:
         raise ValueError(f"{path} cannot be loaded ({str(error).splitlines()[0]})") from None

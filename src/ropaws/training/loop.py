@@ -16,8 +16,9 @@ class TrainingDivergedError(RuntimeError):
     def __init__(self, step: int, losses: Losses, rate: float) -> None:
         parts = ", ".join(f"{name} {float(value):.4g}" for name, value in losses.parts.items())
         super().__init__(
-            f"the loss became {float(losses.total)} at step {step} (learning rate {rate:.4g}; {parts}). Try a lower"
-            " --optim.peak, a longer --optim.warmup, or --train.precision fp32. The last good checkpoint is kept."
+            f"the loss became {float(losses.total)} at step {step} (learning rate {rate:.4g}; {parts})."
+            " Try a lower --optim.peak, a longer --optim.warmup or --train.precision fp32."
+            " The last good checkpoint is kept."
         )
 
 

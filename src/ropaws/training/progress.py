@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ropaws.batch import Losses
 
@@ -79,7 +86,8 @@ def _with_lines(
         if now - last > PLAIN_LINE_SECONDS or done == total:
             left = (now - began) / (done - start) * (total - done)
             console.print(
-                f"{title}  step {done}/{total}  loss {float(losses.total):.3f}  rate {rate:.3g}  left {left:.0f} s",
+                f"{title}  step {done}/{total}  loss {float(losses.total):.3f}"
+                f"  rate {rate:.3g}  left {left:.0f} s",
                 soft_wrap=True,
                 highlight=False,
             )

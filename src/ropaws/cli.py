@@ -1,0 +1,212 @@
+"""Command line: parse, call, print."""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from ropaws import recipes
+from ropaws.config import RunConfig, make_method, method_name, nearest, read_config, to_json
+from ropaws.demo import Demo, run_demo
+from ropaws.report.tables import COLUMNS
+from ropaws.run import TrainingStopped, evaluate, resume, train
+from ropaws.training.loop import TrainingDivergedError
+
+OVERVIEW = """usage: ropaws COMMAND [options]
+
+Robust semi-supervised learning from a few labels and an uncurated pile of images.
+
+commands:
+  demo       compare supervised, PAWS and RoPAWS on embedded images: a table and a page
+  train      train a model; every setting is an option
+  evaluate   test a trained run
+  recipes    list the published runs, or show one
+
+`ropaws COMMAND --help` explains a command."""
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a model into a run folder; start from a recipe or from a config.json.
+
+    ropaws train --recipe demo --method paws --train.seed 1 --out runs/mine
+    ropaws train runs/mine/config.json --out runs/again
+    ropaws train --resume runs/mine
+    """
+
+    run: tyro.conf.OmitArgPrefixes[tyro.conf.AvoidSubcommands[RunConfig]]
+    config: tyro.conf.Positional[Path | None] = None
+    """A config.json to repeat, perhaps with changes; comes first."""
+    recipe: str | None = None
+    """A published run to start from; `ropaws recipes` lists them."""
+    method: str | None = None
+    """Another method than the recipe's, with its own defaults: supervised, paws or ropaws."""
+    out: Path | None = None
+    """The run folder; by default runs/RECIPE-METHOD-seedN."""
+    resume: Path | None = None
+    """Go on with an interrupted run; takes no other option."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Test a run on the test images of its data; also written to RUN/evaluation.json."""
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Recipes:
+    """List the published runs, or show all settings of one."""
+
+    name: tyro.conf.Positional[str | None] = None
+    """A recipe to show as JSON."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `ropaws`. Bad input: one line and exit code 2. Stopped by the user: 130."""
+    # Libraries announce their own plans on stderr; a user of the command line can do nothing about it.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except (ValueError, OSError, TrainingDivergedError) as error:
+        if os.environ.get("ROPAWS_DEBUG"):
+            raise
+        _fail(" ".join(str(error).split()), 2)
+    except TrainingStopped as stop:
+        _fail(str(stop), 130)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"ropaws: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "demo": _demo,
+        "train": _train,
+        "evaluate": _evaluate,
+        "recipes": _recipes,
+    }
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(OVERVIEW)
+        return
+    if arguments[0] == "--version":
+        from ropaws import __version__
+
+        print(f"ropaws {__version__}")
+        return
+    name, *rest = arguments
+    if name not in commands:
+        raise ValueError(
+            f"unknown command {name!r}, did you mean {nearest(name, commands)!r}? See `ropaws --help`"
+        )
+    commands[name](rest)
+
+
+def _demo(arguments: list[str]) -> None:
+    _check_flags(arguments, Demo)
+    run_demo(tyro.cli(Demo, prog="ropaws demo", args=arguments), Console())
+
+
+def _train(arguments: list[str]) -> None:
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--recipe", "--method", "--resume"):
+        early.add_argument(name)
+    chosen, _ = early.parse_known_args(arguments)
+    wants_help = "-h" in arguments or "--help" in arguments
+    if chosen.resume is not None and not wants_help:
+        _resume(Path(chosen.resume), arguments)
+        return
+    first = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    base = _base_config(first, chosen.recipe, wants_help)
+    if chosen.method is not None and chosen.method != method_name(base.method):
+        base = replace(base, method=make_method(chosen.method))
+    _check_flags(arguments, Train, base)
+    command = tyro.cli(Train, prog="ropaws train", args=arguments, default=Train(run=base))
+    config = command.run
+    name = chosen.recipe or "run"
+    out = command.out or Path("runs") / f"{name}-{method_name(config.method)}-seed{config.train.seed}"
+    run = train(config, out)
+    print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
+
+
+def _resume(run: Path, arguments: list[str]) -> None:
+    if len(arguments) > (1 if any(a.startswith("--resume=") for a in arguments) else 2):
+        raise ValueError("--resume goes on with the settings of the run and takes no other option")
+    resume(run)
+    print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
+
+
+def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> RunConfig:
+    if config is not None and recipe is not None:
+        raise ValueError(f"start from a config ({config}) or from --recipe {recipe}, not from both")
+    if config is not None:
+        return read_config(Path(config))
+    if recipe is not None:
+        return recipes.get(recipe)
+    if wants_help:
+        return RunConfig()
+    raise ValueError(
+        "say what to train: --recipe NAME (see `ropaws recipes`), or a config.json to start from"
+    )
+
+
+def _evaluate(arguments: list[str]) -> None:
+    _check_flags(arguments, Evaluate)
+    command = tyro.cli(Evaluate, prog="ropaws evaluate", args=arguments)
+    results = evaluate(command.run)
+    if command.json:
+        print(json.dumps(results, indent=2))
+        return
+    table = Table(title=str(command.run))
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    for key, name in COLUMNS.items():
+        if key in results:
+            table.add_row(name, f"{results[key]:.1f}" if key == "seconds" else f"{100 * results[key]:.1f} %")
+    Console().print(table)
+
+
+def _recipes(arguments: list[str]) -> None:
+    command = tyro.cli(Recipes, prog="ropaws recipes", args=arguments)
+    if command.name is not None:
+        print(json.dumps(to_json(recipes.get(command.name)), indent=2))
+        return
+    table = Table(show_lines=True)
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("what to expect, and what it costs")
+    for name, recipe in recipes.RECIPES.items():
+        table.add_row(name, " ".join((recipe.__doc__ or "").split()))
+    Console().print(table)
+    print("Train one with `ropaws train --recipe NAME`.")
+
+
+def _check_flags(arguments: Sequence[str], command: type, base: RunConfig | None = None) -> None:
+    """One line with the nearest true name for an unknown option, before the parser sees it."""
+    flags = {"-h", "--help"}
+    for field in dataclasses.fields(command):
+        flags |= {f"--{field.name}", f"--no-{field.name}"}
+    for section in () if base is None else dataclasses.fields(base):
+        for field in dataclasses.fields(getattr(base, section.name)):
+            flags |= {f"--{section.name}.{field.name}", f"--{section.name}.no-{field.name}"}
+    flags = {flag.replace("_", "-") for flag in flags}
+    for argument in arguments:
+        name = argument.split("=")[0]
+        if name.startswith("--") and name.replace("_", "-") not in flags:
+            near = nearest(name.replace("_", "-"), (flag for flag in flags if ".no-" not in flag))
+            raise ValueError(f"unknown option {name}, did you mean {near}?")

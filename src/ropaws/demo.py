@@ -1,0 +1,142 @@
+"""Supervised, PAWS and RoPAWS on the embedded pile: same split, same budget."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ropaws import recipes, run
+from ropaws.config import RunConfig, method_name, read_config, to_json
+from ropaws.data.sources import load_corpus
+from ropaws.evaluation.features import embed
+from ropaws.evaluation.projection import tsne
+from ropaws.methods import PAWS, RoPAWS, Supervised
+from ropaws.report.demo_page import write_demo_page
+from ropaws.report.figures import draw_embeddings
+from ropaws.report.tables import COLUMNS, comparison_rows
+from ropaws.training.checkpoint import CHECKPOINT, read_json, write_json
+
+FIGURE_POINTS = 1000
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Compare supervised learning, PAWS and RoPAWS on the embedded uncurated images.
+
+    Writes results.json, embeddings.png, report.html and a run folder a method and seed. What an
+    earlier call with the same settings has trained is used again, so it can be interrupted.
+    """
+
+    seeds: int = 1
+    """Repetitions, each with labels, weights and batches of its own."""
+    labels_per_class: int = 4
+    """Labels that training may see, 1 to 100."""
+    out: Path = Path("demo")
+    """Folder for the results."""
+    steps: int | None = None
+    """Training steps of each run; fewer for a quick look."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
+        if self.labels_per_class < 1:
+            raise ValueError(f"--labels-per-class must be at least 1, got {self.labels_per_class}")
+
+
+def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
+    """Train, test, show, write; the content of results.json."""
+    configs = [
+        recipes.with_seed(config, seed) for seed in range(settings.seeds) for config in demo_configs(settings)
+    ]
+    folders = [settings.out / f"{method_name(config.method)}-seed{config.train.seed}" for config in configs]
+    for config, folder in zip(configs, folders, strict=True):
+        _check_reusable(config, folder)
+    methods: dict[str, dict[str, list[float]]] = {}
+    for config, folder in zip(configs, folders, strict=True):
+        figures = _train_once(config, folder, console)
+        columns = methods.setdefault(method_name(config.method), {key: [] for key in COLUMNS})
+        for key, values in columns.items():
+            values.append(figures[key])
+    results = {"methods": methods, "settings": _describe(settings, configs[0])}
+    write_json(settings.out / "results.json", results)
+    console.print(_table(methods))
+    figure = _draw(settings.out, console)
+    write_demo_page(settings.out / "report.html", methods, results["settings"], figure)
+    console.print(
+        f"Written: {settings.out}/results.json, {figure}, {settings.out}/report.html", highlight=False
+    )
+    return results
+
+
+def demo_configs(settings: Demo) -> list[RunConfig]:
+    """One config a method, all else being equal."""
+    base = recipes.demo()
+    assert isinstance(base.method, RoPAWS)
+    steps = base.train.steps if settings.steps is None else settings.steps
+    base = replace(
+        base,
+        data=replace(base.data, labels_per_class=settings.labels_per_class),
+        train=replace(base.train, steps=steps),
+    )
+    methods = (Supervised(), PAWS(), base.method)
+    return [replace(base, method=method) for method in methods]
+
+
+def _check_reusable(config: RunConfig, folder: Path) -> None:
+    if (folder / run.CONFIG).exists() and read_config(folder / run.CONFIG) != config:
+        raise FileExistsError(f"{folder} was trained with other settings; choose another --out, or remove it")
+
+
+def _train_once(config: RunConfig, folder: Path, console: Console) -> dict[str, float]:
+    """Train and test, or take what an earlier call left."""
+    if (folder / run.EVALUATION).exists():
+        console.print(f"{folder}: trained before, used again", highlight=False)
+        return dict(read_json(folder / run.EVALUATION))
+    if (folder / run.CONFIG).exists() and not (folder / CHECKPOINT).exists():
+        (folder / run.CONFIG).unlink()  # stopped before its first checkpoint: nothing to go on from
+    run.train(config, folder, resume=(folder / CHECKPOINT).exists(), console=console)
+    return run.evaluate(folder)
+
+
+def _describe(settings: Demo, config: RunConfig) -> dict[str, Any]:
+    plain = to_json(config)
+    return {
+        "seeds": settings.seeds,
+        "labels_per_class": settings.labels_per_class,
+        **{key: plain["train"][key] for key in ("steps", "batch")},
+        **{key: plain[key] for key in ("model", "data", "augment", "support", "optim")},
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _table(methods: dict[str, dict[str, list[float]]]) -> Table:
+    table = Table(title="In percent, on unseen test images; seconds of training")
+    for number, name in enumerate(("method", *COLUMNS.values())):
+        table.add_column(name, justify="left" if number == 0 else "right")
+    for row in comparison_rows(methods):
+        table.add_row(*row)
+    return table
+
+
+def _draw(out: Path, console: Console) -> Path:
+    """t-SNE of the test images under PAWS and RoPAWS, of the first seed."""
+    with console.status("Drawing the embeddings"):
+        corpus = load_corpus(read_config(out / "paws-seed0" / run.CONFIG).data)
+        # Every k-th image: the test set is in order of class, so all classes are there.
+        chosen = slice(None, None, max(1, len(corpus.test_images) // FIGURE_POINTS))
+        panels = {}
+        for title, name in (("PAWS", "paws"), ("RoPAWS", "ropaws")):
+            trained = run.load_run(out / f"{name}-seed0", channels=corpus.channels)
+            size = trained.config.augment.size
+            panels[title] = tsne(
+                embed(trained.model, corpus.test_images[chosen], size=size, normalize=trained.normalize)
+            )
+        path = out / "embeddings.png"
+        truth = corpus.test_labels[chosen].numpy().astype(np.int64)
+        draw_embeddings(panels, truth, corpus.class_names, path)
+    return path

@@ -1,0 +1,17 @@
+"""Embeddings on a plane."""
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+
+def tsne(embeddings: Tensor, *, seed: int = 0) -> NDArray[np.float32]:
+    """t-SNE by cosine distance.   (n, d), n >= 4  ->  (n, 2)"""
+    if len(embeddings) < 4:
+        raise ValueError(f"t-SNE needs at least 4 points, got {len(embeddings)}")
+    perplexity = min(30.0, (len(embeddings) - 1) / 3)
+    points = TSNE(metric="cosine", init="pca", perplexity=perplexity, random_state=seed).fit_transform(
+        embeddings.numpy()
+    )
+    return np.asarray(points, np.float32)

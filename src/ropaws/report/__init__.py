@@ -1,0 +1,1 @@
+"""Results as figures and pages. Reads numbers and files; knows nothing of torch."""

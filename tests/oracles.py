@@ -1,0 +1,119 @@
+"""The paper a second time: float64 NumPy, loops over points and classes, nothing of ropaws.
+
+Written from the formulas of the paper, not from the code, and kept slow so that it stays obvious.
+"""
+
+import math
+
+import numpy as np
+
+
+def unit(rows):
+    rows = np.asarray(rows, dtype=np.float64)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def kernel(z, other, temperature):
+    """exp(z . z' / tau), without 1 / Z."""
+    return math.exp(float(np.dot(z, other)) / temperature)
+
+
+def soft_nn(queries, support, labels, temperature):
+    out = np.zeros((len(queries), labels.shape[1]))
+    for i, z in enumerate(queries):
+        weights = [kernel(z, other, temperature) for other in support]
+        for weight, label in zip(weights, labels, strict=True):
+            out[i] += weight / sum(weights) * label
+    return out
+
+
+def sharpen(probs, temperature):
+    out = np.zeros_like(probs)
+    for i, row in enumerate(probs):
+        powers = [p ** (1 / temperature) for p in row]
+        out[i] = [power / sum(powers) for power in powers]
+    return out
+
+
+def entropy(p):
+    return -sum(x * math.log(x) for x in p if x > 0)
+
+
+def cross_entropy(p, target):
+    """H(p, target) of the paper: the target is the second argument."""
+    return -sum(t * math.log(x) for x, t in zip(p, target, strict=True) if t > 0)
+
+
+def density(z, points, temperature):
+    return sum(kernel(z, other, temperature) for other in points) / len(points)
+
+
+def class_density(z, support, labels, y, temperature):
+    """Eq. (4): the mean over the supports of class y alone; one-hot labels."""
+    members = [other for other, label in zip(support, labels, strict=True) if label[y] == 1]
+    return density(z, members, temperature)
+
+
+def soft_class_density(z, support, labels, y, temperature):
+    """Eq. (6) with K = 1 / C."""
+    n, classes = labels.shape
+    total = sum(
+        label[y] * kernel(z, other, temperature) for other, label in zip(support, labels, strict=True)
+    )
+    return total / (n / classes)
+
+
+def semi_class_density(z, support, labels, unlabeled, probs, y, temperature, ratio):
+    """Eq. (8), the appendix's form with r'."""
+    boost = ratio * len(unlabeled) / len(support)
+    labelled = sum(lab[y] * kernel(z, o, temperature) for o, lab in zip(support, labels, strict=True))
+    unlabelled = sum(p[y] * kernel(z, o, temperature) for o, p in zip(unlabeled, probs, strict=True))
+    scale = (boost * len(support) + len(unlabeled)) / labels.shape[1]
+    return (boost * labelled + unlabelled) / scale
+
+
+def neighbor_weights(queries, support, temperature, ratio, self_vote):
+    u, s = len(queries), len(support)
+    boost = ratio * u / s
+    to_support, to_unlabeled = np.zeros((u, s)), np.zeros((u, u))
+    for i, z in enumerate(queries):
+        for j, other in enumerate(support):
+            to_support[i, j] = boost * kernel(z, other, temperature)
+        for j, other in enumerate(queries):
+            if self_vote or i != j:
+                to_unlabeled[i, j] = kernel(z, other, temperature)
+        total = to_support[i].sum() + to_unlabeled[i].sum()
+        to_support[i] /= total
+        to_unlabeled[i] /= total
+    return to_support, to_unlabeled
+
+
+def in_domain_prior(queries, support, temperature):
+    return np.array([max(math.exp((float(z @ o) - 1) / temperature) for o in support) for z in queries])
+
+
+def posterior(queries, support, labels, temperature, prior_temperature, ratio, self_vote):
+    """Eq. (12) by the explicit inverse, then the completion to sum one."""
+    to_support, to_unlabeled = neighbor_weights(queries, support, temperature, ratio, self_vote)
+    prior = np.ones(len(queries))
+    if prior_temperature is not None:
+        prior = in_domain_prior(queries, support, prior_temperature)
+    a, b = to_support * prior[:, None], to_unlabeled * prior[:, None]
+    q = np.linalg.inv(np.eye(len(b)) - b) @ a @ labels
+    in_domain = q.sum(axis=1)
+    return q + (1 - in_domain)[:, None] / labels.shape[1], in_domain
+
+
+def paws_loss(anchors, targets, sharpen_temperature, weights=None):
+    """Eq. (2) and (14), with small crops: they learn from the mean of both sharpened targets."""
+    views, u, _ = anchors.shape
+    first, second = (sharpen(view, sharpen_temperature) for view in targets)
+    weights = np.ones(u) if weights is None else weights
+    total = 0.0
+    for v in range(views):
+        for i in range(u):
+            target = {0: second[i], 1: first[i]}.get(v, (first[i] + second[i]) / 2)
+            target = [t if t >= 1e-4 else 0.0 for t in target]
+            total += weights[i] * cross_entropy(anchors[v, i], target)
+    mean = np.mean([row for view in anchors for row in sharpen(view, sharpen_temperature)], axis=0)
+    return total / (views * u) - entropy(mean)
