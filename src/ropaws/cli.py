@@ -1,14 +1,19 @@
 """Command line: parse, call, print."""
 
 import argparse
+import contextlib
 import dataclasses
+import io
+import itertools
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import tyro
 from rich.console import Console
@@ -20,6 +25,8 @@ from ropaws.demo import Demo, run_demo
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, evaluate, resume, train
 from ropaws.training.loop import TrainingDivergedError
+
+Command = TypeVar("Command")
 
 OVERVIEW = """usage: ropaws COMMAND [options]
 
@@ -39,11 +46,13 @@ class Train:
     """Train a model into a run folder; start from a recipe or from a config.json.
 
     ropaws train --recipe demo --method paws --train.seed 1 --out runs/mine
+
     ropaws train runs/mine/config.json --out runs/again
+
     ropaws train --resume runs/mine
     """
 
-    run: tyro.conf.OmitArgPrefixes[tyro.conf.AvoidSubcommands[RunConfig]]
+    run: Annotated[tyro.conf.AvoidSubcommands[RunConfig], tyro.conf.arg(name="")]
     config: tyro.conf.Positional[Path | None] = None
     """A config.json to repeat, perhaps with changes; comes first."""
     recipe: str | None = None
@@ -120,7 +129,7 @@ def _dispatch(arguments: list[str]) -> None:
 
 def _demo(arguments: list[str]) -> None:
     _check_flags(arguments, Demo)
-    run_demo(tyro.cli(Demo, prog="ropaws demo", args=arguments), Console())
+    run_demo(_parse(Demo, "demo", arguments), Console())
 
 
 def _train(arguments: list[str]) -> None:
@@ -137,7 +146,11 @@ def _train(arguments: list[str]) -> None:
     if chosen.method is not None and chosen.method != method_name(base.method):
         base = replace(base, method=make_method(chosen.method))
     _check_flags(arguments, Train, base)
-    command = tyro.cli(Train, prog="ropaws train", args=arguments, default=Train(run=base))
+    command = _parse(Train, "train", arguments, default=Train(run=base))
+    if command.config is not None and first is None:
+        raise ValueError(
+            f"stray argument {str(command.config)!r}; a config.json comes first, before the options"
+        )
     config = command.run
     name = chosen.recipe or "run"
     out = command.out or Path("runs") / f"{name}-{method_name(config.method)}-seed{config.train.seed}"
@@ -168,7 +181,7 @@ def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> Ru
 
 def _evaluate(arguments: list[str]) -> None:
     _check_flags(arguments, Evaluate)
-    command = tyro.cli(Evaluate, prog="ropaws evaluate", args=arguments)
+    command = _parse(Evaluate, "evaluate", arguments)
     results = evaluate(command.run)
     if command.json:
         print(json.dumps(results, indent=2))
@@ -183,7 +196,8 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _recipes(arguments: list[str]) -> None:
-    command = tyro.cli(Recipes, prog="ropaws recipes", args=arguments)
+    _check_flags(arguments, Recipes)
+    command = _parse(Recipes, "recipes", arguments)
     if command.name is not None:
         print(json.dumps(to_json(recipes.get(command.name)), indent=2))
         return
@@ -196,17 +210,42 @@ def _recipes(arguments: list[str]) -> None:
     print("Train one with `ropaws train --recipe NAME`.")
 
 
+def _parse(
+    command: type[Command], name: str, arguments: Sequence[str], default: Command | None = None
+) -> Command:
+    """Options as a dataclass; what tyro says of a bad one in a box becomes one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            if default is None:
+                return tyro.cli(command, prog=f"ropaws {name}", args=arguments)
+            return tyro.cli(command, prog=f"ropaws {name}", args=arguments, default=default)
+    except SystemExit as end:
+        if not end.code:
+            raise
+        inside = [line.strip("│ ") for line in said.getvalue().splitlines() if line.startswith("│")]
+        message = list(itertools.takewhile(lambda line: not line.startswith("──"), inside))
+        raise ValueError(
+            re.sub(r"^Error parsing [A-Z\w.]+: ", "", " ".join(message)) or said.getvalue()
+        ) from None
+
+
 def _check_flags(arguments: Sequence[str], command: type, base: RunConfig | None = None) -> None:
     """One line with the nearest true name for an unknown option, before the parser sees it."""
-    flags = {"-h", "--help"}
-    for field in dataclasses.fields(command):
-        flags |= {f"--{field.name}", f"--no-{field.name}"}
+    known = {"-h", "--help", *_flags(command, "--")}
     for section in () if base is None else dataclasses.fields(base):
-        for field in dataclasses.fields(getattr(base, section.name)):
-            flags |= {f"--{section.name}.{field.name}", f"--{section.name}.no-{field.name}"}
-    flags = {flag.replace("_", "-") for flag in flags}
+        known |= _flags(type(getattr(base, section.name)), f"--{section.name}.")
     for argument in arguments:
-        name = argument.split("=")[0]
-        if name.startswith("--") and name.replace("_", "-") not in flags:
-            near = nearest(name.replace("_", "-"), (flag for flag in flags if ".no-" not in flag))
-            raise ValueError(f"unknown option {name}, did you mean {near}?")
+        name = argument.split("=")[0].replace("_", "-")
+        if name.startswith("--") and name not in known:
+            raise ValueError(f"unknown option {name}, did you mean {nearest(name, sorted(known))}?")
+
+
+def _flags(settings: type, prefix: str) -> set[str]:
+    """The options that tyro makes of a dataclass's fields."""
+    flags = set()
+    for field in dataclasses.fields(settings):
+        if "Positional" not in str(field.type):
+            name = field.name.replace("_", "-")
+            flags |= {f"{prefix}{name}", f"{prefix}no-{name}"} if field.type is bool else {f"{prefix}{name}"}
+    return flags

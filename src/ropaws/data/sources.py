@@ -86,7 +86,7 @@ def read_npz(path: Path) -> Corpus:
 
 def _load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return dict(file)
     except FileNotFoundError:
         raise FileNotFoundError(f"no data file at {path}") from None

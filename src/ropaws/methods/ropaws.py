@@ -105,6 +105,7 @@ class RoPAWS:
 
 def update_support_gap(model: Network, gap: Tensor) -> None:
     """Exponential moving average; the first value counts in full, a missing one not at all."""
+    gap = gap.to(model.support_gap.dtype)
     known, new = model.support_gap.isfinite(), gap.isfinite()
     average = torch.where(known, torch.lerp(gap, model.support_gap, GAP_MOMENTUM), gap)
     model.support_gap.copy_(torch.where(new, average, model.support_gap))

@@ -68,7 +68,7 @@ def load_checkpoint(run: Path, model: Encoder, optimizer: Optimizer) -> tuple[in
     except FileNotFoundError:
         raise FileNotFoundError(f"no checkpoint at {path}; train from the start without --resume") from None
     except (RuntimeError, KeyError, ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path} cannot be loaded into this run ({reason})") from None
 
 
