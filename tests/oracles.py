@@ -104,7 +104,7 @@ def posterior(queries, support, labels, temperature, prior_temperature, ratio, s
     return q + (1 - in_domain)[:, None] / labels.shape[1], in_domain
 
 
-def paws_loss(anchors, targets, sharpen_temperature, weights=None):
+def paws_loss(anchors, targets, sharpen_temperature, weights=None, entropy_weights=None):
     """Eq. (2) and (14), with small crops: they learn from the mean of both sharpened targets."""
     views, u, _ = anchors.shape
     first, second = (sharpen(view, sharpen_temperature) for view in targets)
@@ -115,5 +115,9 @@ def paws_loss(anchors, targets, sharpen_temperature, weights=None):
             target = {0: second[i], 1: first[i]}.get(v, (first[i] + second[i]) / 2)
             target = [t if t >= 1e-4 else 0.0 for t in target]
             total += weights[i] * cross_entropy(anchors[v, i], target)
-    mean = np.mean([row for view in anchors for row in sharpen(view, sharpen_temperature)], axis=0)
+    entropy_weights = np.ones(u) if entropy_weights is None else entropy_weights
+    mean = np.zeros(anchors.shape[2])
+    for view in anchors:
+        for weight, row in zip(entropy_weights, sharpen(view, sharpen_temperature), strict=True):
+            mean += weight * row / (views * entropy_weights.sum())
     return total / (views * u) - entropy(mean)

@@ -121,14 +121,20 @@ def test_paws_loss_matches_the_paper(crops):
     close(losses.parts["consistency"] - losses.parts["mean_entropy"], losses.total)
 
 
+@pytest.mark.parametrize("reweight_entropy", [False, True])
 @pytest.mark.parametrize("power", [0.0, 1.0, 3.0])
-def test_ropaws_loss_matches_the_paper(power):
+def test_ropaws_loss_matches_the_paper(power, reweight_entropy):
     anchors = torch.stack([soft_labels(6, 4, seed) for seed in range(5)])
     targets = torch.stack([soft_labels(6, 4, seed) for seed in (10, 11)])
     in_domain = torch.stack([soft_labels(6, 4, seed)[:, 0] for seed in (20, 21)])
-    weights = [((a + b) / 2) ** power for a, b in in_domain.T.tolist()]
-    losses = eq.ropaws_loss(anchors, targets, in_domain, reweight_power=power)
-    close(losses.total, oracles.paws_loss(anchors.numpy(), targets.numpy(), 0.25, np.array(weights)))
+    weights = np.array([((a + b) / 2) ** power for a, b in in_domain.T.tolist()])
+    losses = eq.ropaws_loss(
+        anchors, targets, in_domain, reweight_power=power, reweight_entropy=reweight_entropy
+    )
+    expected = oracles.paws_loss(
+        anchors.numpy(), targets.numpy(), 0.25, weights, weights if reweight_entropy else None
+    )
+    close(losses.total, expected)
     close(losses.parts["weight"], np.mean(weights))
 
 

@@ -21,7 +21,6 @@ from rich.table import Table
 
 from ropaws import recipes
 from ropaws.config import RunConfig, make_method, method_name, nearest, read_config, to_json
-from ropaws.demo import Demo, run_demo
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, evaluate, resume, train
 from ropaws.training.loop import TrainingDivergedError
@@ -128,6 +127,8 @@ def _dispatch(arguments: list[str]) -> None:
 
 
 def _demo(arguments: list[str]) -> None:
+    from ropaws.demo import Demo, run_demo  # loads matplotlib, which the other commands do without
+
     _check_flags(arguments, Demo)
     run_demo(_parse(Demo, "demo", arguments), Console())
 

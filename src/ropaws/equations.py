@@ -118,10 +118,13 @@ def cross_entropy(targets: Tensor, probs: Tensor) -> Tensor:
 
 
 @_in_full_precision
-def mean_entropy(probs: Tensor) -> Tensor:
-    """Entropy H(p-bar) of the mean prediction; me-max maximises it.   probs (n, c)  ->  ()"""
+def mean_entropy(probs: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Entropy H(p-bar) of the mean prediction; me-max maximises it.
+
+    probs (n, c), weights (n,) of the mean or None for equal ones  ->  ()
+    """
     _check_rows("probs", probs)
-    mean = probs.mean(dim=0)
+    mean = probs.mean(dim=0) if weights is None else weights @ probs / weights.sum()
     return cross_entropy(mean, mean)
 
 
@@ -146,10 +149,12 @@ def paws_loss(anchors: Tensor, targets: Tensor, *, sharpen_temperature: float = 
     mean over views and samples of H(p, rho(p'))  -  H(p-bar)                        [Eq. (2)]
     anchors (v, u, c): predictions of the two large views, then of the small crops, with gradient
     targets (2, u, c): predictions of the two large views, before sharpening; taken as constants
+    me-max looks at the sharpened anchors of all views, and gradient flows through it.
     """
     _check_views(anchors, targets)
-    weights = anchors.new_ones(anchors.shape[1])
-    return _consistency(anchors, targets, weights, sharpen_temperature)
+    consistency = _cross_view_entropy(anchors, targets, sharpen_temperature).mean()
+    entropy = mean_entropy(sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1))
+    return Losses(consistency - entropy, _parts(consistency, entropy))
 
 
 def _check_views(anchors: Tensor, targets: Tensor) -> None:
@@ -161,16 +166,16 @@ def _check_views(anchors: Tensor, targets: Tensor) -> None:
         )
 
 
-def _consistency(anchors: Tensor, targets: Tensor, weights: Tensor, sharpen_temperature: float) -> Losses:
-    """The common form of Eq. (2) and (14); the weights are one for PAWS.   weights (u,)"""
+def _cross_view_entropy(anchors: Tensor, targets: Tensor, sharpen_temperature: float) -> Tensor:
+    """H(p, rho(p')) of every view of every sample.   anchors (v, u, c), targets (2, u, c)  ->  (v, u)"""
     goal = cross_view_targets(
         *targets.detach(), num_crops=len(anchors) - 2, sharpen_temperature=sharpen_temperature
     )
-    consistency = (weights.detach() * cross_entropy(goal, anchors)).mean()
-    # me-max looks at the sharpened anchors of all views, and gradient flows through it.
-    entropy = mean_entropy(sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1))
-    parts = {"consistency": consistency.detach(), "mean_entropy": entropy.detach()}
-    return Losses(consistency - entropy, parts)
+    return cross_entropy(goal, anchors)
+
+
+def _parts(consistency: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    return {"consistency": consistency.detach(), "mean_entropy": entropy.detach()}
 
 
 @_in_full_precision
@@ -401,12 +406,15 @@ def ropaws_loss(
     *,
     sharpen_temperature: float = 0.25,
     reweight_power: float = 1.0,
+    reweight_entropy: bool = False,
 ) -> Losses:
     """PAWS's loss on calibrated targets, with less weight on points that look out-of-class.
 
     mean of w H(p, rho(q'))  -  H(p-bar), w = ((q1(in|x) + q2(in|x)) / 2)^k         [Eq. (14)]
     anchors (v, u, c) as in paws_loss; targets (2, u, c) and in_domain (2, u): the posteriors of
     the two large views, taken as constants. reweight_power k = 0 weighs all points alike.
+    reweight_entropy: not in the paper; the mean p-bar is weighted by w too, so that me-max evens
+    out the classes over points that look in-class instead of over all of them.
     """
     _check_views(anchors, targets)
     if in_domain.shape != targets.shape[:2]:
@@ -415,6 +423,8 @@ def ropaws_loss(
         )
     if not 0 <= reweight_power < math.inf:
         raise ValueError(f"reweight_power must be at least 0, got {reweight_power}")
-    weights = in_domain.mean(dim=0) ** reweight_power
-    losses = _consistency(anchors, targets, weights, sharpen_temperature)
-    return Losses(losses.total, {**losses.parts, "weight": weights.mean().detach()})
+    weights = in_domain.detach().mean(dim=0) ** reweight_power
+    consistency = (weights * _cross_view_entropy(anchors, targets, sharpen_temperature)).mean()
+    sharp = sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1)
+    entropy = mean_entropy(sharp, weights.repeat(len(anchors)) if reweight_entropy else None)
+    return Losses(consistency - entropy, {**_parts(consistency, entropy), "weight": weights.mean()})

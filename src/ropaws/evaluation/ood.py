@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc
 
 from ropaws import equations as eq
 
@@ -14,5 +13,7 @@ def max_similarity(queries: Tensor, support: Tensor, *, batch: int = 4096) -> Te
 
 def auroc(scores: Tensor, in_class: Tensor) -> float:
     """Area under the ROC curve of a similarity in [-1, 1] that should be high in-class.   both (n,)"""
+    from torchmetrics.functional.classification import binary_auroc  # slow to load
+
     # torchmetrics squashes scores outside [0, 1] with a sigmoid, which may merge neighbours.
     return float(binary_auroc(((scores.double() + 1) / 2).clamp(0, 1), in_class.long()))

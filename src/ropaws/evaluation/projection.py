@@ -2,7 +2,6 @@
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 
@@ -10,6 +9,8 @@ def tsne(embeddings: Tensor, *, seed: int = 0) -> NDArray[np.float32]:
     """t-SNE by cosine distance.   (n, d), n >= 4  ->  (n, 2)"""
     if len(embeddings) < 4:
         raise ValueError(f"t-SNE needs at least 4 points, got {len(embeddings)}")
+    from sklearn.manifold import TSNE  # slow to load
+
     perplexity = min(30.0, (len(embeddings) - 1) / 3)
     points = TSNE(metric="cosine", init="pca", perplexity=perplexity, random_state=seed).fit_transform(
         embeddings.numpy()

@@ -35,6 +35,8 @@ class RoPAWS:
     """With 'auto': the prior that a labelled image gets from its nearest fellow of the class."""
     reweight_power: float = 1.0
     """Power k of the in-domain posterior that weighs the loss."""
+    reweight_entropy: bool = False
+    """Let doubtful samples count less in me-max too; not in the paper, see docs/method.md."""
     self_vote: bool = False
     """Let a sample vote for itself, as the paper's formula does and its released code does not."""
     semi_supervised_density: bool = True
@@ -69,6 +71,7 @@ class RoPAWS:
             torch.stack([posterior.in_domain for posterior in posteriors]),
             sharpen_temperature=self.sharpen_temperature,
             reweight_power=self.reweight_power if self.reweighting else 0.0,
+            reweight_entropy=self.reweight_entropy,
         )
         if prior_temperature is None:
             return losses

@@ -36,8 +36,10 @@ def fit(
             group["lr"] = learning_rate(step)
         losses = method.step(model, views, support)
         if not torch.isfinite(losses.total):
-            raise TrainingDivergedError(step, losses, learning_rate(step))
+            raise TrainingDivergedError(
+                step, losses._replace(total=losses.total.detach()), learning_rate(step)
+            )
         losses.total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        yield step, Losses(losses.total.detach(), losses.parts)
+        yield step, losses._replace(total=losses.total.detach())

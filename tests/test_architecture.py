@@ -1,0 +1,100 @@
+"""The shape of the code base: who may import whom, and what an import may not do."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import ropaws
+
+SOURCE = Path(ropaws.__file__).parent
+LEVELS = {
+    "version": 0, "batch": 0, "equations": 0,
+    "models": 1, "data": 1,
+    "methods": 2, "evaluation": 2,
+    "training": 3,
+    "config": 4,
+    "run": 5, "recipes": 5,
+    "demo": 6,
+    "cli": 7,
+    "__main__": 8, "__init__": 8,
+}  # fmt: skip
+
+
+def part_of(path):
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else relative.stem
+
+
+def imported_parts(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "ropaws":
+            if node.module == "ropaws":
+                yield from (alias.name for alias in node.names)
+            else:
+                yield node.module.split(".")[1]
+        elif isinstance(node, ast.Import):
+            yield from (a.name.split(".")[1] for a in node.names if a.name.startswith("ropaws."))
+
+
+def test_imports_go_down_only():
+    files = list(SOURCE.rglob("*.py"))
+    assert len(files) > 30
+    for path in files:
+        part = part_of(path)
+        for other in imported_parts(path):
+            if other in (part, "report", "__version__"):
+                continue
+            if part == "report":
+                raise AssertionError(
+                    f"{path.name}: report reads run folders and imports nothing of ropaws but itself"
+                )
+            same = {part, other} in ({"equations", "batch"}, {"run", "version"})
+            assert LEVELS[other] < LEVELS[part] or same, f"{path.relative_to(SOURCE)} imports {other}"
+
+
+def test_report_knows_no_torch():
+    for path in (SOURCE / "report").glob("*.py"):
+        assert "torch" not in {n.split(".")[0] for n in names(path)}
+
+
+def names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_equations_know_no_device_process_randomness_or_logging():
+    allowed = {"functools", "math", "collections", "typing", "torch", "ropaws"}
+    assert {name.split(".")[0] for name in names(SOURCE / "equations.py")} <= allowed
+    text = (SOURCE / "equations.py").read_text()
+    for word in ("cuda", "rand(", "randn(", "distributed", "print("):
+        assert word not in text
+
+
+def test_no_drawer_for_odds_and_ends():
+    assert not {"utils.py", "common.py", "helpers.py", "base.py"} & {p.name for p in SOURCE.rglob("*.py")}
+
+
+def test_public_names_are_few_sorted_and_there():
+    assert ropaws.__all__ == sorted(ropaws.__all__)
+    assert len(ropaws.__all__) <= 25
+    assert all(hasattr(ropaws, name) for name in ropaws.__all__)
+
+
+def test_importing_has_no_effect():
+    code = (
+        "import signal, torch, numpy\n"
+        "def state():\n"
+        "    return (torch.get_rng_state().tolist(), numpy.random.get_state()[1].tolist(),\n"
+        "            torch.get_num_threads(), torch.get_default_dtype())\n"
+        "before = state()\n"
+        "import ropaws, ropaws.cli\n"
+        "assert state() == before\n"
+        "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""

@@ -1,0 +1,225 @@
+"""Whole runs: what is written, what is repeated exactly, what never reaches training."""
+
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import ropaws
+from ropaws import run as runs
+from ropaws.config import read_config, to_json
+from ropaws.methods import METHODS, PAWS, RoPAWS
+from ropaws.training.loop import TrainingDivergedError
+from tests import tiny
+
+
+@pytest.fixture
+def data(tmp_path):
+    return tiny.write_data(tmp_path / "data.npz")
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(run):
+    return load_file(run / "model.safetensors")
+
+
+def assert_same_run(one, other):
+    assert losses(one) == losses(other)
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_leaves_its_folder_and_can_be_tested(data, tmp_path, method):
+    config = replace(tiny.config(data), method=METHODS[method]())
+    run = ropaws.train(config, tmp_path / "run")
+    names = {path.name for path in run.iterdir()}
+    assert names == {
+        "config.json", "data.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "model.safetensors",
+    }  # fmt: skip
+    assert read_config(run / "config.json") == config
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(6))
+    assert all(np.isfinite(list(row.values())).all() for row in rows)
+    results = ropaws.evaluate(run)
+    assert set(results) == {"accuracy", "confidence_in", "confidence_out", "auroc", "ece", "seconds"}
+    assert json.loads((run / "evaluation.json").read_text()) == results
+    assert all(0 <= results[key] <= 1 for key in results if key != "seconds")
+
+
+def test_training_learns(data, tmp_path):
+    config = replace(tiny.config(data, steps=60), method=RoPAWS(prior_temperature="auto"))
+    run = ropaws.train(config, tmp_path / "run")
+    assert np.mean(losses(run)[-5:]) < np.mean(losses(run)[:5]) - 0.2
+    assert ropaws.evaluate(run)["accuracy"] > 0.8
+
+
+def test_a_seed_repeats_a_run_and_another_one_does_not(data, tmp_path):
+    one, again = (ropaws.train(tiny.config(data), tmp_path / name) for name in ("one", "again"))
+    assert_same_run(one, again)
+    other = ropaws.train(tiny.config(data, seed=1), tmp_path / "other")
+    assert losses(other) != losses(one)
+
+
+def fail_at(monkeypatch, step, action):
+    """RoPAWS as it is, but for what happens at one step."""
+    real, calls = RoPAWS.step, itertools.count()
+    monkeypatch.setattr(
+        RoPAWS, "step", lambda *args: action(real(*args)) if next(calls) == step else real(*args)
+    )
+
+
+def power_cut(_):
+    raise OSError("power cut")
+
+
+@pytest.mark.parametrize("prior_temperature", [0.1, "auto"])
+def test_resume_equals_an_uninterrupted_run(data, tmp_path, monkeypatch, prior_temperature):
+    config = replace(tiny.config(data), method=RoPAWS(prior_temperature=prior_temperature))
+    whole = ropaws.train(config, tmp_path / "whole")
+    part = tmp_path / "part"
+    with monkeypatch.context() as patch:
+        fail_at(patch, 5, power_cut)  # after step 4 was logged; the last checkpoint is that of step 3
+        with pytest.raises(OSError, match="power cut"):
+            ropaws.train(config, part)
+    assert len(losses(part)) == 5
+    ropaws.resume(part)
+    assert_same_run(whole, part)
+
+
+def test_a_nan_keeps_the_last_good_checkpoint(data, tmp_path, monkeypatch):
+    fail_at(monkeypatch, 5, lambda losses: losses._replace(total=losses.total * float("nan")))
+    with pytest.raises(TrainingDivergedError, match="at step 5"):
+        ropaws.train(tiny.config(data), tmp_path / "run")
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["next_step"] == 4
+    assert all(value.isfinite().all() for value in state["model"].values())
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_no_label_but_the_granted_ones_reaches_training(data, tmp_path, monkeypatch):
+    """Every other label is changed: the run must not change by a bit."""
+    one = ropaws.train(tiny.config(data), tmp_path / "one")
+    granted = json.loads((one / "data.json").read_text())["labeled"]["indices"]
+    arrays = dict(np.load(data))
+    hidden = np.setdiff1d(np.arange(40), granted)
+    # The draw itself looks at which images have a label, so the same split is handed over.
+    arrays["train_labels"][hidden] = (arrays["train_labels"][hidden] + 2) % 4 - 1
+    np.savez(data, **arrays)
+    monkeypatch.setattr(runs, "draw_split", lambda *args, **kwargs: runs.read_split(one))
+    two = ropaws.train(tiny.config(data), tmp_path / "two")
+    assert_same_run(one, two)
+
+
+def test_training_reads_no_file_of_true_labels(tmp_path, monkeypatch):
+    from ropaws import recipes
+    from ropaws.evaluation import truth
+
+    def forbidden():
+        raise AssertionError("training looked at the true labels")
+
+    monkeypatch.setattr(truth, "embedded_truth", forbidden)
+    opened = []
+    real_load = np.load
+    monkeypatch.setattr(
+        np,
+        "load",
+        lambda file, **kw: opened.append(str(getattr(file, "name", file))) or real_load(file, **kw),
+    )
+    config = recipes.demo()
+    ropaws.train(replace(config, train=replace(config.train, steps=1, batch=8)), tmp_path / "run")
+    assert [name for name in opened if "fashion.npz" in name]
+    assert not [name for name in opened if "truth" in name]
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(data, tmp_path):
+    run = ropaws.train(tiny.config(data), tmp_path / "run")
+    before = losses(run)
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        ropaws.train(tiny.config(data, seed=3), run)
+    assert losses(run) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train": {"batch": 41}}, "larger than the unlabelled set of 40"),
+        ({"data": {"labels_per_class": 11}}, "fewer than data.labels_per_class=11"),
+        ({"support": {"classes": 4}}, "only 3 classes have labels"),
+        ({"data": {"source": "missing.npz"}}, "no data file"),
+    ],
+)
+def test_bad_settings_are_found_before_anything_is_written(data, tmp_path, change, words):
+    config = tiny.config(data)
+    for section, values in change.items():
+        config = replace(config, **{section: replace(getattr(config, section), **values)})
+    with pytest.raises((ValueError, OSError), match=words):
+        ropaws.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluation_needs_test_images(data, tmp_path):
+    arrays = dict(np.load(data))
+    np.savez(data, train_images=arrays["train_images"], train_labels=arrays["train_labels"])
+    run = ropaws.train(tiny.config(data), tmp_path / "run")
+    with pytest.raises(ValueError, match="has no test images"):
+        ropaws.evaluate(run)
+
+
+def test_curated_data_has_no_out_of_class_figures(data, tmp_path):
+    arrays = dict(np.load(data))
+    known = arrays["test_labels"] >= 0
+    arrays.update(test_images=arrays["test_images"][known], test_labels=arrays["test_labels"][known])
+    np.savez(data, **arrays)
+    run = ropaws.train(tiny.config(data), tmp_path / "run")
+    assert set(ropaws.evaluate(run)) == {"accuracy", "confidence_in", "ece", "seconds"}
+
+
+def test_training_works_outside_the_main_thread(data, tmp_path):
+    thread = threading.Thread(target=ropaws.train, args=(tiny.config(data), tmp_path / "run"))
+    thread.start()
+    thread.join()
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_resume_gives_the_same_weights(data, tmp_path, number):
+    config = replace(tiny.config(data, steps=60), method=PAWS())
+    whole = ropaws.train(config, tmp_path / "whole")
+    script = (
+        "import sys, torch; torch.set_num_threads(1)\n"
+        "from ropaws.cli import main\n"
+        "main(['train', sys.argv[1], '--out', sys.argv[2], '--train.checkpoint-every', '1000'])"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(to_json(config)))
+    part = tmp_path / "part"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "config.json"), str(part)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not ((part / "metrics.jsonl").exists() and len(losses(part)) >= 3):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"go on with `ropaws train --resume {part}`" in said
+    assert "Traceback" not in said
+    assert 3 <= len(losses(part)) < 60
+    ropaws.resume(part)
+    assert_same_run(whole, part)
