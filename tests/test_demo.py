@@ -7,6 +7,11 @@ from ropaws.cli import main
 from ropaws.report.tables import comparison_rows, mean_and_deviation
 
 
+@pytest.fixture(autouse=True)
+def few_points(monkeypatch):
+    monkeypatch.setattr("ropaws.demo.FIGURE_POINTS", 100)
+
+
 def demo(out, *more):
     main(["demo", "--steps", "2", "--out", str(out), *more])
 

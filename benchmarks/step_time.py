@@ -1,0 +1,139 @@
+"""What RoPAWS costs over PAWS: a whole training step, and the loss part alone at ImageNet's size.
+
+python benchmarks/step_time.py              some minutes on two cores; writes results/step_time.json
+python benchmarks/step_time.py --repeats 3  quicker and rougher
+
+The step is the paper's CIFAR setting: WRN-28-2, 256 unlabelled images with two large views and six
+small crops, 1280 supports. The loss part is the paper's ImageNet setting on given embeddings:
+4096 unlabelled images, 6720 supports, 960 classes.
+"""
+
+import argparse
+import ctypes
+import gc
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from timing import interleaved, median_ratio, write_results
+
+from ropaws import recipes
+from ropaws.batch import Embeddings, Support, Views
+from ropaws.data.corpus import measure_normalization
+from ropaws.data.loaders import BatchStream, TrainingData
+from ropaws.methods import PAWS, Method, RoPAWS
+from ropaws.models import build_encoder
+from ropaws.training.hardware import keep_freed_memory, use_bf16
+from ropaws.training.optim import LARS
+
+METHODS: dict[str, Method] = {
+    "paws": PAWS(),
+    "ropaws": RoPAWS(),
+    "ropaws_auto": RoPAWS(prior_temperature="auto"),
+}
+
+
+def training_steps(*, divide: int = 1) -> dict[str, Callable[[], None]]:
+    """One full step a method: views, forward, loss, backward, LARS. divide: a smaller batch."""
+    config = recipes.get("cifar10-400")
+    bf16 = use_bf16("auto", torch.device("cpu"))
+    images = torch.randint(0, 256, (4000, 3, 32, 32), dtype=torch.uint8)
+    indices = torch.arange(4000)
+    data = TrainingData(images, indices, indices % 10, measure_normalization(images))
+    support = replace(config.support, images_per_class=config.support.images_per_class // divide)
+    stream = BatchStream(data, config.augment, support, 256 // divide, seed=0)
+
+    def step_of(method: Method) -> Callable[[], None]:
+        model = build_encoder(config.model, channels=3, autocast=bf16)
+        optimizer = LARS(model.parameters(), lr=0.1)
+
+        def step() -> None:
+            losses = method.step(model, stream.views(0), stream.support_batch(0))
+            losses.total.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    return {name: step_of(method) for name, method in METHODS.items()}
+
+
+class GivenEmbeddings:
+    """Stands for the network: looks up embeddings, so that only the loss is timed."""
+
+    def __init__(self, rows: int, dims: int) -> None:
+        self.rows = F.normalize(torch.randn(rows, dims), dim=1).requires_grad_()
+        self.support_gap = torch.tensor(float("nan"))
+
+    def __call__(self, batches: list[torch.Tensor]) -> list[Embeddings]:
+        return [Embeddings(self.rows[batch], self.rows[batch]) for batch in batches]
+
+
+def loss_parts(
+    *, unlabeled: int, classes: int, images: int, dims: int, crops: int
+) -> dict[str, Callable[[], None]]:
+    supports = classes * images
+    model = GivenEmbeddings(supports + unlabeled * (2 + crops), dims)
+    labels = F.one_hot(torch.arange(supports) // images, classes).float()
+    support = Support(torch.arange(supports), labels, torch.arange(supports))
+    first, second, *small = (supports + i * unlabeled + torch.arange(unlabeled) for i in range(2 + crops))
+    views = Views(first, second, tuple(small))
+    return {
+        name: (lambda m=method: m.step(model, views, support).total.backward())
+        for name, method in METHODS.items()
+    }
+
+
+def summary(seconds: dict[str, list[float]]) -> dict[str, object]:
+    return {
+        "seconds": {name: round(statistics.median(values), 4) for name, values in seconds.items()},
+        "ratio_to_paws": {
+            name: round(median_ratio(values, seconds["paws"]), 4) for name, values in seconds.items()
+        },
+        "turns": len(seconds["paws"]),
+    }
+
+
+def give_memory_back() -> None:
+    """glibc's defaults again: what keep_freed_memory undoes."""
+    libc = ctypes.CDLL(None)
+    for parameter, value in ((-3, 128 << 10), (-1, 128 << 10), (-2, 0)):
+        libc.mallopt(parameter, value)
+
+
+def memory_gain(repeats: int) -> float:
+    """How much faster a step is when freed memory is kept; a quarter of the batch."""
+    step = training_steps(divide=4)["paws"]
+
+    def with_setting(setting: Callable[[], None]) -> Callable[[], None]:
+        return lambda: (setting(), step())[1]
+
+    seconds = interleaved(
+        {"default": with_setting(give_memory_back), "kept": with_setting(keep_freed_memory)}, repeats
+    )
+    return round(median_ratio(seconds["default"], seconds["kept"]), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="turns (default: 7)")
+    repeats = parser.parse_args().repeats
+    results: dict[str, object] = {"keep_freed_memory_speedup": memory_gain(repeats)}
+    print("keeping freed memory: ", results["keep_freed_memory_speedup"], "times as fast")
+    keep_freed_memory()
+    gc.collect()
+    torch.manual_seed(0)
+    results["cifar_step"] = summary(interleaved(training_steps(), repeats))
+    print("CIFAR step:", results["cifar_step"])
+    imagenet = loss_parts(unlabeled=4096, classes=960, images=7, dims=2048, crops=6)
+    results["imagenet_loss"] = summary(interleaved(imagenet, max(3, repeats // 2)))
+    print("ImageNet loss:", results["imagenet_loss"])
+    write_results("step_time", results)
+
+
+if __name__ == "__main__":
+    main()
