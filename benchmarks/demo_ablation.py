@@ -15,9 +15,10 @@ from rich.console import Console
 from timing import write_results
 
 from ropaws import recipes
+from ropaws.folder import CONFIG, EVALUATION
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
 from ropaws.report.tables import COLUMNS, comparison_rows
-from ropaws.run import CONFIG, EVALUATION, evaluate, train
+from ropaws.run import evaluate, train
 from ropaws.training.checkpoint import read_json
 
 DEMO = recipes.demo().method

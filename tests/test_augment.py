@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from ropaws.data import image_ops
 from ropaws.data.augment import (
     AugmentConfig,
     Normalization,
@@ -72,7 +73,7 @@ def test_with_everything_off_an_image_is_only_normalised():
     # scale (1, 1) with a random aspect never fits a square image, except the whole of it
     out = augment_pixels(images, OFF, seeded())
     whole = [i for i in range(6) if torch.allclose(out[i], images[i] / 255, atol=1e-5)]
-    assert whole
+    assert whole == list(range(6))
     normalised = plain()(images / 255)
     torch.testing.assert_close(normalised, (images / 255 - 0.5) / 0.25)
 
@@ -142,3 +143,73 @@ def test_centre_view_of_a_wide_image_is_its_middle_square():
 def test_bad_settings_are_named(settings, words):
     with pytest.raises(ValueError, match=words):
         AugmentConfig(**settings)
+
+
+@pytest.fixture
+def applied(monkeypatch):
+    """Every operation that the augmentation applies: name, number of images, parameters."""
+    calls = []
+
+    def spy(name, real):
+        def operation(images, *parameters):
+            calls.append((name, len(images), *parameters))
+            return real(images, *parameters)
+
+        return operation
+
+    for name in (
+        "brightness",
+        "contrast",
+        "saturation",
+        "hue",
+        "greyscale",
+        "solarize",
+        "equalize",
+        "gaussian_blur",
+    ):
+        monkeypatch.setattr(f"ropaws.data.image_ops.{name}", spy(name, getattr(image_ops, name)))
+    return calls
+
+
+def test_each_operation_happens_as_often_and_as_strongly_as_asked(applied):
+    n = 4000
+    images = pictures(n=1, size=4).expand(n, -1, -1, -1)
+    config = AugmentConfig(
+        size=4, jitter=0.6, jitter_strength=0.5, grey=0.1, solarize=0.2, equalize=0.3, blur=0.4
+    )
+    augment_pixels(images, config, seeded())
+    # Contrast and saturation take the greyscale inside; those calls are not the greyscale operation's.
+    greys = [call for call in applied if call[0] == "greyscale"]
+    outer = [call for call in applied if call[0] != "greyscale"]
+    share = {name: sum(call[1] for call in outer if call[0] == name) / n for name, *_ in outer}
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        assert share[name] == pytest.approx(0.6, abs=0.03)
+    assert share["solarize"] == pytest.approx(0.2, abs=0.03)
+    assert share["equalize"] == pytest.approx(0.3, abs=0.03)
+    assert share["gaussian_blur"] == pytest.approx(0.4, abs=0.03)
+    assert any(call[1] / n == pytest.approx(0.1, abs=0.02) for call in greys)
+    ranges = {
+        "brightness": (0.6, 1.4),
+        "contrast": (0.6, 1.4),
+        "saturation": (0.6, 1.4),
+        "hue": (-0.1, 0.1),
+        "solarize": (0.0, 1.0),
+        "gaussian_blur": (0.1, 2.0),
+    }
+    for name, (low, high) in ranges.items():
+        values = torch.cat([call[2] for call in outer if call[0] == name])
+        spread = high - low
+        assert low <= values.min() < low + 0.02 * spread
+        assert high - 0.02 * spread < values.max() <= high
+        assert values.mean() == pytest.approx((low + high) / 2, abs=0.03 * spread)
+
+
+def test_the_four_colour_changes_come_in_every_order(applied):
+    orders = set()
+    for seed in range(200):
+        applied.clear()
+        augment_pixels(
+            pictures(n=1, size=4), AugmentConfig(size=4, jitter=1, solarize=0, equalize=0), seeded(seed)
+        )
+        orders.add(tuple(call[0] for call in applied if call[0] != "greyscale"))
+    assert len(orders) == 24

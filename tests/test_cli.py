@@ -106,6 +106,8 @@ def test_evaluate_prints_a_table_or_json(base, tmp_path, capsys):
     assert "accuracy" in capsys.readouterr().out
     main(["evaluate", str(run), "--json"])
     assert json.loads(capsys.readouterr().out) == json.loads((run / "evaluation.json").read_text())
+    main(["evaluate", str(run), "--device", "cpu"])
+    assert "device" in fails(capsys, "evaluate", str(run), "--device", "nonsense")
 
 
 def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
@@ -137,6 +139,15 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["train", "--recipe", "cifar10-4"], "no CIFAR-10 below"),
         (["train", "nowhere.json"], "no file at nowhere.json"),
         (["train", "nowhere.json", "--recipe", "demo"], "not from both"),
+        (["train", "--resume"], "--resume: expected one argument"),
+        (["train", "--recipe", "demo", "--train.batch", "1"], "train.batch must be at least 2, got 1"),
+        (
+            ["train", "--recipe", "demo", "--train.seed", str(1 << 65)],
+            "train.seed must be at least 0 and below",
+        ),
+        (["train", "--recipe", "demo", "--method.temperature", "inf"], "method.temperature must be positive"),
+        (["train", "--recipe", "demo", "--method.reweight-power", "inf"], "method.reweight_power must be"),
+        (["train", "--recipe", "demo", "--optim.start", "nan"], "optim.start must be at least 0, got nan"),
         (["train", "--resume", "nowhere"], "no file at nowhere/config.json"),
         (["train", "--resume", "nowhere", "--train.steps", "3"], "takes no other option"),
         (["evaluate", "nowhere"], "no file at nowhere/config.json"),

@@ -347,6 +347,15 @@ def test_cross_entropy_is_finite_where_a_prediction_is_zero():
     assert probs.grad.isfinite().all()
 
 
+def test_entropy_is_finite_where_every_weight_vanishes():
+    anchors = torch.stack([soft_labels(4, 3, seed).float() for seed in range(2)]).requires_grad_()
+    nowhere = torch.full((2, 4), 1e-30)
+    losses = eq.ropaws_loss(anchors, anchors.detach(), nowhere, reweight_power=2.0, reweight_entropy=True)
+    losses.total.backward()
+    assert losses.total.isfinite()
+    assert anchors.grad.isfinite().all()
+
+
 def test_targets_and_weights_get_no_gradient():
     anchors = torch.stack([soft_labels(4, 3, seed) for seed in range(2)])
     targets = torch.stack([soft_labels(4, 3, seed) for seed in (5, 6)]).requires_grad_()

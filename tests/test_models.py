@@ -39,7 +39,7 @@ def test_resnet_has_torchvisions_parameter_names():
     assert "layer1.0.downsample.0.weight" not in resnet18().state_dict()
 
 
-@pytest.mark.parametrize("name", [*BACKBONES, "wrn-10-1"])
+@pytest.mark.parametrize("name", [*BACKBONES, "wrn-10-1", "small-8"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_backbone_embeds_grey_and_colour(name, channels):
     model = build_encoder(ModelConfig(backbone=name, projection_dims=16), channels=channels)

@@ -111,6 +111,83 @@ def test_a_nan_keeps_the_last_good_checkpoint(data, tmp_path, monkeypatch):
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
+def test_weights_that_are_no_numbers_are_not_saved(data, tmp_path, monkeypatch):
+    """A finite loss whose gradient is not: found before the checkpoint and after the last step."""
+    fail_at(monkeypatch, 5, lambda losses: losses._replace(total=InfiniteSlope.apply(losses.total)))
+    with pytest.raises(TrainingDivergedError, match="a weight is no longer finite at step 5"):
+        ropaws.train(tiny.config(data), tmp_path / "run")
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["next_step"] == 4
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+class InfiniteSlope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+
+
+def test_a_run_can_be_resumed_before_its_first_step(data, tmp_path, monkeypatch):
+    whole = ropaws.train(tiny.config(data), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        fail_at(patch, 0, power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            ropaws.train(tiny.config(data), tmp_path / "part")
+    ropaws.resume(tmp_path / "part")
+    assert_same_run(whole, tmp_path / "part")
+
+
+def test_resume_keeps_the_precision_of_the_run(data, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        fail_at(patch, 3, power_cut)
+        with pytest.raises(OSError, match="power cut"):
+            ropaws.train(tiny.config(data, precision="bf16"), tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    config["train"]["precision"] = "auto"  # on another machine this might have been decided otherwise
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    whole = ropaws.train(tiny.config(data, precision="bf16"), tmp_path / "whole")
+    ropaws.resume(tmp_path / "run")
+    assert losses(whole) == losses(tmp_path / "run")
+    assert losses(whole) != losses(ropaws.train(tiny.config(data), tmp_path / "fp32"))
+
+
+def test_data_that_changed_since_training_is_refused(data, tmp_path):
+    run = ropaws.train(tiny.config(data), tmp_path / "run")
+    arrays = dict(np.load(data))
+    np.savez(
+        data,
+        **{
+            **arrays,
+            "train_images": arrays["train_images"][:-1],
+            "train_labels": arrays["train_labels"][:-1],
+        },
+    )
+    for use in (ropaws.evaluate, ropaws.resume):
+        with pytest.raises(ValueError, match="have changed since it was trained"):
+            use(run)
+
+
+def test_damaged_run_folders_are_named(data, tmp_path):
+    run = ropaws.train(tiny.config(data), tmp_path / "run")
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="has not been trained yet"):
+        ropaws.evaluate(run)
+    (run / "data.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"data\.json is damaged"):
+        ropaws.evaluate(run)
+
+
+def test_a_signal_in_the_last_step_stops_what_comes_after(data, tmp_path, monkeypatch):
+    fail_at(monkeypatch, 5, lambda losses: signal.raise_signal(signal.SIGTERM) or losses)
+    with pytest.raises(ropaws.run.TrainingStopped):
+        ropaws.train(tiny.config(data), tmp_path / "run")
+    ropaws.resume(tmp_path / "run")
+    assert (tmp_path / "run" / "model.safetensors").exists()
+
+
 def test_no_label_but_the_granted_ones_reaches_training(data, tmp_path, monkeypatch):
     """Every other label is changed: the run must not change by a bit."""
     one = ropaws.train(tiny.config(data), tmp_path / "one")
@@ -120,7 +197,7 @@ def test_no_label_but_the_granted_ones_reaches_training(data, tmp_path, monkeypa
     # The draw itself looks at which images have a label, so the same split is handed over.
     arrays["train_labels"][hidden] = (arrays["train_labels"][hidden] + 2) % 4 - 1
     np.savez(data, **arrays)
-    monkeypatch.setattr(runs, "draw_split", lambda *args, **kwargs: runs.read_split(one))
+    monkeypatch.setattr(runs, "draw_split", lambda *args, **kwargs: runs.read_facts(one).split)
     two = ropaws.train(tiny.config(data), tmp_path / "two")
     assert_same_run(one, two)
 
@@ -161,6 +238,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(data, tmp_path):
         ({"data": {"labels_per_class": 11}}, "fewer than data.labels_per_class=11"),
         ({"support": {"classes": 4}}, "only 3 classes have labels"),
         ({"data": {"source": "missing.npz"}}, "no data file"),
+        ({"train": {"device": "nonsense"}}, "cannot be used here"),
     ],
 )
 def test_bad_settings_are_found_before_anything_is_written(data, tmp_path, change, words):

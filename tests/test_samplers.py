@@ -35,6 +35,11 @@ def test_a_class_without_or_with_too_few_labels_is_named():
         draw_split(LABELS, NAMES, labels_per_class=11, seed=0)
 
 
+def test_without_any_label_there_is_nothing_to_draw():
+    with pytest.raises(ValueError, match="no training image has a label"):
+        draw_split(torch.tensor([-1, -1]), (), labels_per_class=1, seed=0)
+
+
 def test_an_epoch_shows_every_image_once_in_a_new_order():
     epochs = [
         torch.cat([unlabeled_indices(step, batch=4, pool=22, seed=0) for step in range(start, start + 5)])

@@ -75,6 +75,7 @@ def test_npz_may_leave_tests_and_names_out(tmp_path):
         ({"train_images": np.zeros((6, 8, 8, 2), np.uint8)}, r"\(n, h, w, 1 or 3\)"),
         ({"train_labels": np.zeros(5, int)}, "one for each of 6 images"),
         ({"train_labels": np.full(6, -2)}, "at least -1"),
+        ({"test_images": np.zeros((3, 8, 8), np.uint8)}, "must have the same channels, got 3 and 1"),
         ({"test_labels": np.zeros(3)}, "test_labels must be whole numbers"),
         ({"class_names": np.array(["cat"])}, "class_names has 1 names, but labels go up to 1"),
     ],
@@ -92,6 +93,16 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         (tmp_path / "b.npz").write_bytes(content)
         with pytest.raises(ValueError, match="not a readable"):
             load_source(str(tmp_path / "b.npz"), tmp_path)
+    np.savez_compressed(tmp_path / "b.npz", train_images=np.random.default_rng(0).bytes(4000))
+    content = bytearray((tmp_path / "b.npz").read_bytes())
+    content[200:400] = bytes(200)  # a damaged deflate stream
+    (tmp_path / "b.npz").write_bytes(content)
+    with pytest.raises(ValueError, match="not a readable"):
+        read_npz(tmp_path / "b.npz")
+    with (tmp_path / "b.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
+    with pytest.raises(ValueError, match="not a readable"):
+        read_npz(tmp_path / "b.npz")
     np.savez(tmp_path / "c.npz", train_images=np.array([object()]), train_labels=np.zeros(1, int))
     with pytest.raises(ValueError, match="not a readable"):  # pickled arrays are not executed
         read_npz(tmp_path / "c.npz")

@@ -80,6 +80,13 @@ def test_lars_leaves_every_norm_layer_without_decay():
             assert torch.equal(parameter, before[name]), name
 
 
+def test_lars_leaves_a_weight_without_gradient_alone():
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    LARS([weight], lr=0.1, weight_decay=0.5).step()
+    assert torch.equal(weight.detach(), torch.ones(2, 2))
+
+
 def test_lars_moves_a_zero_weight():
     weight = nn.Parameter(torch.zeros(2, 2))
     weight.grad = torch.ones(2, 2)

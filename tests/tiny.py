@@ -45,5 +45,7 @@ def config(path, **train):
         augment=AugmentConfig(size=12, small_crops=1, small_size=8),
         support=SupportConfig(images_per_class=2, views=2),
         optim=replace(base.optim, warmup=2),
-        train=replace(base.train, **{"steps": 6, "batch": 8, "checkpoint_every": 2, **train}),
+        train=replace(
+            base.train, **{"steps": 6, "batch": 8, "checkpoint_every": 2, "precision": "fp32", **train}
+        ),
     )

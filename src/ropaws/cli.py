@@ -13,14 +13,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes
-from ropaws.config import RunConfig, make_method, method_name, nearest, read_config, to_json
+from ropaws.config import RunConfig, make_method, method_name, read_config, to_json
+from ropaws.naming import nearest
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, evaluate, resume, train
 from ropaws.training.loop import TrainingDivergedError
@@ -70,6 +71,8 @@ class Evaluate:
 
     run: tyro.conf.Positional[Path]
     """A run folder."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained: auto, cpu, cuda ..."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -133,8 +136,13 @@ def _demo(arguments: list[str]) -> None:
     run_demo(_parse(Demo, "demo", arguments), Console())
 
 
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
 def _train(arguments: list[str]) -> None:
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early = _OneLineParser(add_help=False, allow_abbrev=False)
     for name in ("--recipe", "--method", "--resume"):
         early.add_argument(name)
     chosen, _ = early.parse_known_args(arguments)
@@ -183,7 +191,7 @@ def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> Ru
 def _evaluate(arguments: list[str]) -> None:
     _check_flags(arguments, Evaluate)
     command = _parse(Evaluate, "evaluate", arguments)
-    results = evaluate(command.run)
+    results = evaluate(command.run, device=command.device)
     if command.json:
         print(json.dumps(results, indent=2))
         return

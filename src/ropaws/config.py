@@ -1,10 +1,8 @@
 """All settings of a run in one frozen object, and its round trip through JSON."""
 
 import dataclasses
-import difflib
 import types
 import typing
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +12,7 @@ from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
 from ropaws.methods import METHODS, PAWS, RoPAWS, Supervised
 from ropaws.models import ModelConfig
+from ropaws.naming import nearest
 from ropaws.training.checkpoint import read_json
 from ropaws.training.hardware import Precision
 from ropaws.training.optim import OptimConfig
@@ -37,11 +36,12 @@ class TrainConfig:
     """Steps between checkpoints."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "checkpoint_every"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"train.{name} must be at least 1, got {value}")
-        if self.seed < 0:
-            raise ValueError(f"train.seed must be at least 0, got {self.seed}")
+        # Two images a batch at the least: batch norm has no statistics of a single one.
+        for name, least in (("steps", 1), ("batch", 2), ("checkpoint_every", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(f"train.{name} must be at least {least}, got {value}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"train.seed must be at least 0 and below 2^63, got {self.seed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,6 @@ def make_method(name: str) -> PAWS | RoPAWS | Supervised:
             f"unknown method {name!r}, did you mean {nearest(name, METHODS)!r}? Known: {', '.join(METHODS)}"
         )
     return METHODS[name]()
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0)[0]
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -12,13 +11,13 @@ from rich.table import Table
 from ropaws import recipes, run
 from ropaws.config import RunConfig, method_name, read_config, to_json
 from ropaws.data.sources import load_corpus
-from ropaws.evaluation.features import embed
 from ropaws.evaluation.projection import tsne
+from ropaws.folder import CONFIG, EVALUATION
 from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.report.demo_page import write_demo_page
 from ropaws.report.figures import draw_embeddings
 from ropaws.report.tables import COLUMNS, comparison_rows
-from ropaws.training.checkpoint import CHECKPOINT, read_json, write_json
+from ropaws.training.checkpoint import read_json, write_atomically, write_json
 
 FIGURE_POINTS = 1000
 
@@ -65,7 +64,9 @@ def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
     write_json(settings.out / "results.json", results)
     console.print(_table(methods))
     figure = _draw(settings.out, console)
-    write_demo_page(settings.out / "report.html", methods, results["settings"], figure)
+    write_atomically(
+        settings.out / "report.html", lambda path: write_demo_page(path, methods, results["settings"], figure)
+    )
     console.print(
         f"Written: {settings.out}/results.json, {figure}, {settings.out}/report.html", highlight=False
     )
@@ -87,18 +88,19 @@ def demo_configs(settings: Demo) -> list[RunConfig]:
 
 
 def _check_reusable(config: RunConfig, folder: Path) -> None:
-    if (folder / run.CONFIG).exists() and read_config(folder / run.CONFIG) != config:
+    if (folder / CONFIG).exists() and read_config(folder / CONFIG) != config:
         raise FileExistsError(f"{folder} was trained with other settings; choose another --out, or remove it")
 
 
 def _train_once(config: RunConfig, folder: Path, console: Console) -> dict[str, float]:
     """Train and test, or take what an earlier call left."""
-    if (folder / run.EVALUATION).exists():
+    if (folder / EVALUATION).exists():
         console.print(f"{folder}: trained before, used again", highlight=False)
-        return dict(read_json(folder / run.EVALUATION))
-    if (folder / run.CONFIG).exists() and not (folder / CHECKPOINT).exists():
-        (folder / run.CONFIG).unlink()  # stopped before its first checkpoint: nothing to go on from
-    run.train(config, folder, resume=(folder / CHECKPOINT).exists(), console=console)
+        return dict(read_json(folder / EVALUATION))
+    if (folder / CONFIG).exists():
+        run.resume(folder, console=console)
+    else:
+        run.train(config, folder, console=console)
     return run.evaluate(folder)
 
 
@@ -126,17 +128,16 @@ def _table(methods: dict[str, dict[str, list[float]]]) -> Table:
 def _draw(out: Path, console: Console) -> Path:
     """t-SNE of the test images under PAWS and RoPAWS, of the first seed."""
     with console.status("Drawing the embeddings"):
-        corpus = load_corpus(read_config(out / "paws-seed0" / run.CONFIG).data)
+        corpus = load_corpus(read_config(out / "paws-seed0" / CONFIG).data)
         # Every k-th image: the test set is in order of class, so all classes are there.
         chosen = slice(None, None, max(1, len(corpus.test_images) // FIGURE_POINTS))
         panels = {}
         for title, name in (("PAWS", "paws"), ("RoPAWS", "ropaws")):
             trained = run.load_run(out / f"{name}-seed0", channels=corpus.channels)
-            size = trained.config.augment.size
-            panels[title] = tsne(
-                embed(trained.model, corpus.test_images[chosen], size=size, normalize=trained.normalize)
-            )
+            panels[title] = tsne(trained.embed(corpus.test_images[chosen]))
         path = out / "embeddings.png"
-        truth = corpus.test_labels[chosen].numpy().astype(np.int64)
-        draw_embeddings(panels, truth, corpus.class_names, path)
+        truth = corpus.test_labels[chosen].numpy()
+        write_atomically(
+            path, lambda temporary: draw_embeddings(panels, truth, corpus.class_names, temporary)
+        )
     return path

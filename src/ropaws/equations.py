@@ -124,7 +124,7 @@ def mean_entropy(probs: Tensor, weights: Tensor | None = None) -> Tensor:
     probs (n, c), weights (n,) of the mean or None for equal ones  ->  ()
     """
     _check_rows("probs", probs)
-    mean = probs.mean(dim=0) if weights is None else weights @ probs / weights.sum()
+    mean = probs.mean(dim=0) if weights is None else weights @ probs / weights.sum().clamp_min(TINY)
     return cross_entropy(mean, mean)
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ropaws.config import RunConfig, TrainConfig, nearest
+from ropaws.config import RunConfig, TrainConfig
 from ropaws.data.augment import AugmentConfig
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
 from ropaws.methods import RoPAWS
 from ropaws.models import ModelConfig
+from ropaws.naming import nearest
 from ropaws.training.optim import OptimConfig
 
 
@@ -18,13 +19,13 @@ def demo() -> RunConfig:
     A minute or two on two CPU cores; `ropaws demo` compares the methods on it.
     """
     return RunConfig(
-        method=RoPAWS(prior_temperature="auto"),
+        method=RoPAWS(prior_temperature="auto", typical_prior=0.4, reweight_entropy=True),
         model=ModelConfig(backbone="small"),
         data=DataConfig(source="fashion-demo", labels_per_class=4),
-        augment=AugmentConfig(size=28, small_crops=1, small_size=18),
+        augment=AugmentConfig(size=28, small_crops=2, small_size=18),
         support=SupportConfig(images_per_class=4, views=4),
-        optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=24),
-        train=TrainConfig(steps=240, batch=128, checkpoint_every=100),
+        optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=45),
+        train=TrainConfig(steps=450, batch=128, checkpoint_every=50),
     )
 
 

@@ -1,25 +1,38 @@
 """train(config), evaluate(run): build the parts, drive the loop. A run is a folder."""
 
-import json
+import contextlib
 import platform
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch.optim import Optimizer
 
 from ropaws.batch import Losses
 from ropaws.config import RunConfig, method_name, read_config, to_json
-from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus, measure_normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, unlabeled_indices
 from ropaws.data.sources import load_corpus
-from ropaws.data.splits import Labeled, draw_split
+from ropaws.data.splits import draw_split
 from ropaws.evaluation.features import embed
 from ropaws.evaluation.soft_nn import evaluate_soft_nn
+from ropaws.folder import (
+    CONFIG,
+    ENVIRONMENT,
+    EVALUATION,
+    METRICS,
+    DataFacts,
+    check_same_data,
+    digest_images,
+    read_facts,
+    training_seconds,
+    write_facts,
+)
 from ropaws.models import Encoder, build_encoder
 from ropaws.training.checkpoint import (
     load_checkpoint,
@@ -31,15 +44,11 @@ from ropaws.training.checkpoint import (
 )
 from ropaws.training.hardware import choose_device, keep_freed_memory, use_bf16
 from ropaws.training.interrupt import stop_between_steps
-from ropaws.training.loop import fit
+from ropaws.training.loop import TrainingDivergedError, fit, weights_are_finite
 from ropaws.training.optim import LARS
 from ropaws.training.progress import MetricsFile, drop_metrics_from, show_progress
 from ropaws.training.schedules import warmup_cosine
 from ropaws.version import __version__
-
-CONFIG, DATA, METRICS, EVALUATION, ENVIRONMENT = (
-    "config.json", "data.json", "metrics.jsonl", "evaluation.json", "environment.json",
-)  # fmt: skip
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -51,76 +60,79 @@ class TrainingStopped(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Parts:
-    """A run's data and network, on the device."""
+    """What training needs, built and checked."""
 
     corpus: Corpus
-    split: Labeled
-    normalize: Normalization
+    facts: DataFacts
     model: Encoder
+    optimizer: Optimizer
     device: torch.device
 
 
-def train(
-    config: RunConfig, out: Path | str, *, resume: bool = False, console: Console | None = None
-) -> Path:
+def train(config: RunConfig, out: Path | str, *, console: Console | None = None) -> Path:
     """Train a model; the run folder, with config, split, metrics, checkpoint and model, is the result.
 
-    resume: go on in a folder that was trained in before, at its last checkpoint.
     Raises TrainingStopped, with all saved, when asked to stop by Ctrl-C or SIGTERM.
     """
     run = Path(out)
-    console = console or Console(stderr=True)
-    if not resume and (run / CONFIG).exists():
+    if (run / CONFIG).exists():
         raise FileExistsError(
             f"{run} holds a run already; choose another --out, or go on with `ropaws train --resume {run}`"
         )
     # All that can be wrong with the settings and the data is found before anything is written.
-    parts = _prepare(config, read_split(run) if resume else None)
-    if not resume:
-        _describe(run, config, parts)
-    _fit(run, config, parts, console, resume=resume)
-    save_model(run, parts.model)
+    corpus = load_corpus(config.data)
+    split = draw_split(
+        corpus.train_labels,
+        corpus.class_names,
+        labels_per_class=config.data.labels_per_class,
+        seed=config.train.seed,
+    )
+    normalize = measure_normalization(corpus.train_images)
+    facts = DataFacts(corpus.class_names, split, normalize, digest_images(corpus.train_images))
+    device = choose_device(config.train.device)
+    parts = _build(config, corpus, facts, device, bf16=use_bf16(config.train.precision, device))
+    _start_folder(run, config, parts)
+    _fit(run, config, parts, console or Console(stderr=True), start=0, seconds=0.0)
     return run
 
 
 def resume(run: Path | str, *, console: Console | None = None) -> Path:
     """Go on with a run that was interrupted. Weights and losses are those of an uninterrupted one."""
-    return train(read_config(Path(run) / CONFIG), run, resume=True, console=console)
-
-
-def _prepare(config: RunConfig, split: Labeled | None) -> Parts:
-    device = choose_device(config.train.device)
+    run = Path(run)
+    config = read_config(run / CONFIG)
+    facts = read_facts(run)
     corpus = load_corpus(config.data)
-    if split is None:
-        split = draw_split(
-            corpus.train_labels,
-            corpus.class_names,
-            labels_per_class=config.data.labels_per_class,
-            seed=config.train.seed,
-        )
+    check_same_data(run, facts, corpus)
+    bf16 = bool(read_json(run / ENVIRONMENT).get("bf16"))
+    parts = _build(config, corpus, facts, choose_device(config.train.device), bf16=bf16)
+    start, seconds = load_checkpoint(run, parts.model, parts.optimizer)
+    _fit(run, config, parts, console or Console(stderr=True), start=start, seconds=seconds)
+    return run
+
+
+def _build(config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.device, *, bf16: bool) -> Parts:
     # Drawn once here for their errors: a batch larger than the pool, more classes than there are.
     unlabeled_indices(0, batch=config.train.batch, pool=len(corpus.train_images), seed=config.train.seed)
-    support_indices(0, split.labels, config.support, seed=config.train.seed)
+    support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        autocast = use_bf16(config.train.precision, device)
-        model = build_encoder(config.model, channels=corpus.channels, autocast=autocast).to(device)
-    return Parts(corpus, split, measure_normalization(corpus.train_images), model, device)
+        model = build_encoder(config.model, channels=corpus.channels, autocast=bf16).to(device)
+    settings = config.optim
+    optimizer = LARS(
+        model.parameters(),
+        lr=settings.start,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        trust=settings.trust,
+    )
+    return Parts(corpus, facts, model, optimizer, device)
 
 
-def _describe(run: Path, config: RunConfig, parts: Parts) -> None:
-    """What the run was made from, for everything downstream."""
+def _start_folder(run: Path, config: RunConfig, parts: Parts) -> None:
+    """What the run is made from. The config comes last: a folder that has one can be resumed."""
     run.mkdir(parents=True, exist_ok=True)
     (run / METRICS).unlink(missing_ok=True)
-    write_json(
-        run / DATA,
-        {
-            "class_names": list(parts.corpus.class_names),
-            "unlabeled": len(parts.corpus.train_images),
-            "labeled": {"indices": parts.split.indices.tolist(), "labels": parts.split.labels.tolist()},
-            "normalization": asdict(parts.normalize),
-        },
-    )
+    write_facts(run, parts.facts)
     write_json(
         run / ENVIRONMENT,
         {
@@ -132,56 +144,22 @@ def _describe(run: Path, config: RunConfig, parts: Parts) -> None:
             "threads": torch.get_num_threads(),
         },
     )
+    save_checkpoint(run, parts.model, parts.optimizer, next_step=0, seconds=0.0)
     write_json(run / CONFIG, to_json(config))
 
 
-def read_split(run: Path) -> Labeled:
-    """The labels that a run was granted."""
-    labeled = read_json(run / DATA)["labeled"]
-    return Labeled(torch.tensor(labeled["indices"]), torch.tensor(labeled["labels"]))
-
-
-def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, resume: bool) -> None:
+def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start: int, seconds: float) -> None:
     """Drive the loop: save, log, show; stop between steps when asked to."""
-    settings, total = config.optim, config.train.steps
-
-    def learning_rate(step: int) -> float:
-        return warmup_cosine(
-            step,
-            peak=settings.peak,
-            start=settings.start,
-            end=settings.end,
-            warmup=settings.warmup,
-            total=total,
-        )
-
     if parts.device.type == "cpu":
         keep_freed_memory()
-    optimizer = LARS(
-        parts.model.parameters(),
-        lr=settings.start,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        trust=settings.trust,
-    )
-    start, seconds = load_checkpoint(run, parts.model, optimizer) if resume else (0, 0.0)
     drop_metrics_from(run / METRICS, start)
-    stream = BatchStream(
-        TrainingData(
-            parts.corpus.train_images.to(parts.device),
-            parts.split.indices,
-            parts.split.labels,
-            parts.normalize,
-        ),
-        config.augment,
-        config.support,
-        config.train.batch,
-        config.train.seed,
-        with_views=config.method.needs_unlabeled,
+    total, every = config.train.steps, config.train.checkpoint_every
+    rate = _learning_rate(config)
+    steps = fit(
+        parts.model, config.method, _stream(config, parts).batches(start, total), parts.optimizer, rate
     )
-    steps = fit(parts.model, config.method, stream.batches(start, total), optimizer, learning_rate)
     shown = show_progress(
-        ((step, losses, learning_rate(step)) for step, losses in steps),
+        ((step, losses, rate(step)) for step, losses in steps),
         title=method_name(config.method),
         start=start,
         total=total,
@@ -189,29 +167,53 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, resume
     )
     began = time.perf_counter() - seconds
     metrics = MetricsFile(run / METRICS)
-    try:
-        with stop_between_steps() as request:
-            for step, losses, rate in shown:
-                seconds = time.perf_counter() - began
-                metrics.write(_row(step, losses, rate, seconds))
-                done = step + 1
-                if done % config.train.checkpoint_every == 0 or done == total or request.signal is not None:
-                    save_checkpoint(run, parts.model, optimizer, next_step=done, seconds=seconds)
-                if request.signal is not None and done < total:
-                    raise TrainingStopped(run, step)
-    finally:
-        metrics.close()
+    # Closed on the way out, so that a progress bar ends before anything else is printed.
+    with contextlib.closing(metrics), contextlib.closing(shown), stop_between_steps() as request:
+        for step, losses, current in shown:
+            done, seconds = step + 1, time.perf_counter() - began
+            metrics.write(_row(step, losses, current, seconds))
+            if done % every == 0 or done == total or request.signal is not None:
+                if not weights_are_finite(parts.model):
+                    raise TrainingDivergedError("a weight is no longer finite", step, losses, current)
+                save_checkpoint(run, parts.model, parts.optimizer, next_step=done, seconds=seconds)
+            if request.signal is not None:
+                raise TrainingStopped(run, step)
+    save_model(run, parts.model)
+
+
+def _learning_rate(config: RunConfig) -> Callable[[int], float]:
+    settings = config.optim
+
+    def rate(step: int) -> float:
+        return warmup_cosine(
+            step,
+            peak=settings.peak,
+            start=settings.start,
+            end=settings.end,
+            warmup=settings.warmup,
+            total=config.train.steps,
+        )
+
+    return rate
+
+
+def _stream(config: RunConfig, parts: Parts) -> BatchStream:
+    images = parts.corpus.train_images.to(parts.device)
+    split = parts.facts.split
+    return BatchStream(
+        TrainingData(images, split.indices, split.labels, parts.facts.normalize),
+        config.augment,
+        config.support,
+        config.train.batch,
+        config.train.seed,
+        with_views=config.method.needs_unlabeled,
+    )
 
 
 def _row(step: int, losses: Losses, rate: float, seconds: float) -> dict[str, float]:
     parts = {name: float(value) for name, value in losses.parts.items()}
-    return {
-        "step": step,
-        "loss": float(losses.total),
-        **parts,
-        "learning_rate": rate,
-        "seconds": round(seconds, 3),
-    }
+    row = {"step": step, "loss": float(losses.total), **parts}
+    return {**row, "learning_rate": rate, "seconds": round(seconds, 3)}
 
 
 @dataclass(frozen=True)
@@ -219,50 +221,45 @@ class Trained:
     """A finished run, loaded for use."""
 
     config: RunConfig
-    class_names: tuple[str, ...]
-    split: Labeled
-    normalize: Normalization
+    facts: DataFacts
     model: Encoder
 
+    def embed(self, images: torch.Tensor) -> torch.Tensor:
+        """Unit embeddings of the images' central squares.   (n, channels, h, w) uint8  ->  (n, d)"""
+        return embed(self.model, images, size=self.config.augment.size, normalize=self.facts.normalize)
 
-def load_run(run: Path | str, *, channels: int) -> Trained:
-    """Network and data facts of a run folder."""
+
+def load_run(run: Path | str, *, channels: int, device: str | None = None) -> Trained:
+    """Network and data facts of a run folder; on the device it was trained for, or another."""
     run = Path(run)
     config = read_config(run / CONFIG)
-    facts = read_json(run / DATA)
-    device = choose_device(config.train.device)
-    model = build_encoder(config.model, channels=channels, autocast=use_bf16(config.train.precision, device))
+    facts = read_facts(run)
+    place = choose_device(device or config.train.device)
+    model = build_encoder(config.model, channels=channels, autocast=use_bf16(config.train.precision, place))
     load_model(run, model)
-    normalize = Normalization(**{name: tuple(values) for name, values in facts["normalization"].items()})
-    return Trained(config, tuple(facts["class_names"]), read_split(run), normalize, model.to(device).eval())
+    return Trained(config, facts, model.to(place).eval())
 
 
-def evaluate(run: Path | str) -> dict[str, Any]:
+def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
     """Test a run with its soft nearest-neighbour classifier; written to evaluation.json too.
 
     All figures are fractions. The support is all labelled images, a central crop each.
     """
     run = Path(run)
     corpus = load_corpus(read_config(run / CONFIG).data)
-    trained = load_run(run, channels=corpus.channels)
     if len(corpus.test_images) == 0:
         raise ValueError(f"the data of {run} has no test images; evaluation needs some with labels")
-    size = trained.config.augment.size
-    labeled_images = corpus.train_images[trained.split.indices]
+    trained = load_run(run, channels=corpus.channels, device=device)
+    check_same_data(run, trained.facts, corpus)
+    split = trained.facts.split
     results: dict[str, Any] = evaluate_soft_nn(
-        embed(trained.model, corpus.test_images, size=size, normalize=trained.normalize),
+        trained.embed(corpus.test_images),
         corpus.test_labels,
-        embed(trained.model, labeled_images, size=size, normalize=trained.normalize),
-        trained.split.labels,
-        classes=len(trained.class_names),
+        trained.embed(corpus.train_images[split.indices]),
+        split.labels,
+        classes=len(trained.facts.class_names),
         temperature=trained.config.method.temperature,
     )
     results["seconds"] = training_seconds(run)
     write_json(run / EVALUATION, results)
     return results
-
-
-def training_seconds(run: Path) -> float:
-    """Seconds of training so far, from the last line of the metrics."""
-    *_, last = (run / METRICS).read_text(encoding="utf-8").splitlines()
-    return float(json.loads(last)["seconds"])

@@ -25,7 +25,7 @@ class AugmentConfig:
     size: int = 32
     """Pixels a side of the two large views and of the supports."""
     scale: tuple[float, float] = (0.75, 1.0)
-    """Share of the image's area that a large view shows."""
+    """Share of the image's area that a large view shows; PAWS takes 0.5 to 1 without small crops."""
     small_crops: int = 6
     """Small crops of each unlabelled image, besides its two large views."""
     small_size: int = 18

@@ -25,7 +25,7 @@ def resized_crop(images: Tensor, boxes: Tensor, size: int, *, flip: Tensor | Non
     columns = _resize_weights(left, width, w, size, reverse=flip)  # (n, size, w)
     wide = torch.bmm(images.reshape(n, channels * h, w), columns.mT)
     wide = wide.view(n, channels, h, size).transpose(1, 2).reshape(n, h, channels * size)
-    return torch.bmm(rows, wide).view(n, size, channels, size).transpose(1, 2).contiguous()
+    return torch.bmm(rows, wide).view(n, size, channels, size).transpose(1, 2)
 
 
 def _resize_weights(
@@ -94,8 +94,8 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
     angle = angle.div_(6).add_(shifts[:, None, None])  # now in turns
     # A channel is low within a sixth of a turn from the complement of its own colour.
     complement = torch.tensor([3 / 6, 5 / 6, 1 / 6], dtype=images.dtype, device=images.device)[:, None, None]
-    turn = angle[:, None] - complement + 0.5
-    distance = turn.sub_(turn.floor()).sub_(0.5).abs_().mul_(6)  # 0 to 3 sixths
+    turn = angle[:, None] - complement
+    distance = turn.sub_(turn.round()).abs_().mul_(6)  # 0 to 3 sixths
     return torch.addcmul(low[:, None], distance.sub_(1).clamp_(0, 1), chroma[:, None])
 
 
@@ -108,7 +108,7 @@ def solarize(images: Tensor, thresholds: Tensor) -> Tensor:
 def equalize(images: Tensor) -> Tensor:
     """Spread each channel's histogram evenly over the 256 levels, by Pillow's integer rule."""
     n, channels, height, width = images.shape
-    levels = (images * 255).round().long().view(n * channels, height * width)
+    levels = (images * 255).round().long().reshape(n * channels, height * width)
     histogram = torch.zeros(n * channels, 256, dtype=torch.long, device=images.device)
     histogram.scatter_add_(1, levels, torch.ones_like(levels))
     last = 255 - (histogram.flip(1) > 0).long().argmax(dim=1, keepdim=True)  # brightest level in use
@@ -117,7 +117,7 @@ def equalize(images: Tensor) -> Tensor:
     table = ((before + step // 2) // step.clamp_min(1)).clamp_max(255)
     # Too few distinct pixels to spread: the channel stays as it is.
     table = torch.where(step > 0, table, torch.arange(256, device=images.device))
-    return table.gather(1, levels).view_as(images).to(images.dtype) / 255
+    return table.gather(1, levels).view(images.shape).to(images.dtype) / 255
 
 
 def gaussian_blur(images: Tensor, radii: Tensor) -> Tensor:

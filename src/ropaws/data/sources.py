@@ -1,10 +1,10 @@
 """Where images come from: the embedded pile, .npz files, CIFAR-10's official files."""
 
-import difflib
 import importlib.resources
 import io
 import pickle
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ropaws.data.corpus import UNKNOWN, Corpus, join
+from ropaws.naming import nearest
 
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -54,9 +55,8 @@ def load_source(source: str, root: Path) -> Corpus:
     path = Path(source)
     if path.suffix == ".npz":
         return read_npz(path)
-    near = difflib.get_close_matches(source, SOURCES, n=1, cutoff=0)[0]
     raise ValueError(
-        f"unknown data source {source!r}, did you mean {near!r}?"
+        f"unknown data source {source!r}, did you mean {nearest(source, SOURCES)!r}?"
         f" Known: {', '.join(SOURCES)}, or a path ending in .npz"
     )
 
@@ -73,6 +73,9 @@ def read_npz(path: Path) -> Corpus:
     test_images = train_images[:0]
     if "test_images" in arrays:
         test_images = _to_images(arrays["test_images"], f"{path}: test_images")
+    if test_images.shape[1] != train_images.shape[1]:
+        channels = f"{train_images.shape[1]} and {test_images.shape[1]}"
+        raise ValueError(f"{path}: train_images and test_images must have the same channels, got {channels}")
     train_labels = _to_labels(arrays["train_labels"], len(train_images), f"{path}: train_labels")
     test_labels = _to_labels(
         arrays.get("test_labels", np.zeros(0, np.int64)), len(test_images), f"{path}: test_labels"
@@ -90,7 +93,7 @@ def _load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
             return dict(file)
     except FileNotFoundError:
         raise FileNotFoundError(f"no data file at {path}") from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a readable .npz file ({error}); make it again") from None
 
 

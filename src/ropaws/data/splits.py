@@ -19,6 +19,8 @@ def draw_split(
     train_labels: Tensor, class_names: tuple[str, ...], *, labels_per_class: int, seed: int
 ) -> Labeled:
     """The same number of labels a class, at random from a seed. Says so where a class has too few."""
+    if not class_names:
+        raise ValueError("no training image has a label; label at least one image of every class")
     random = generator(seed, SPLIT)
     chosen = []
     for label, name in enumerate(class_names):

@@ -21,5 +21,4 @@ def embed(model: Encoder, images: Tensor, *, size: int, normalize: Normalization
         ]
     finally:
         model.train(training)
-    dims = parts[0].shape[1] if parts else 0
-    return torch.cat(parts) if parts else torch.empty(0, dims)
+    return torch.cat(parts) if parts else torch.empty(0, 0)

@@ -1,5 +1,6 @@
 """What every method offers to the training loop, and what it may ask of the network."""
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
@@ -26,7 +27,7 @@ class Method(Protocol):
 
 def check_positive(method: object, *names: str) -> None:
     for name in names:
-        if not (value := getattr(method, name)) > 0:
+        if not 0 < (value := getattr(method, name)) < math.inf:
             raise ValueError(f"method.{name} must be positive, got {value}")
 
 

@@ -53,7 +53,7 @@ class RoPAWS:
         check_share(self, "label_smoothing", "typical_prior")
         if self.prior_temperature != "auto":
             check_positive(self, "prior_temperature")
-        if self.reweight_power < 0:
+        if not 0 <= self.reweight_power < math.inf:
             raise ValueError(f"method.reweight_power must be at least 0, got {self.reweight_power}")
 
     def step(self, model: Network, views: Views, support: Support) -> Losses:

@@ -1,6 +1,5 @@
 """Networks, and the settings that choose one."""
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from ropaws.models.heads import prediction_head, projection_head
 from ropaws.models.resnet import resnet18, resnet50
 from ropaws.models.small_convnet import SmallConvNet
 from ropaws.models.wide_resnet import WideResNet
+from ropaws.naming import nearest
 
 __all__ = ["BACKBONES", "Encoder", "ModelConfig", "backbone_builder", "build_encoder"]
 
@@ -29,7 +29,7 @@ class ModelConfig:
     """The network."""
 
     backbone: str = "wrn-28-2"
-    """small, wrn-DEPTH-WIDTH, resnet18 or resnet50."""
+    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18 or resnet50."""
     projection_hidden: int = 128
     """Width of the projection head's two hidden layers."""
     projection_dims: int = 128
@@ -52,9 +52,12 @@ def backbone_builder(name: str) -> Callable[[int], nn.Module]:
     if match := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
         depth, width = map(int, match.groups())
         return lambda channels: WideResNet(depth, width, channels)
-    near = difflib.get_close_matches(name, BACKBONES, n=1, cutoff=0)[0]
+    if match := re.fullmatch(r"small-([1-9]\d*)", name):
+        first = int(match[1])
+        return lambda channels: SmallConvNet((first, 2 * first, 4 * first), channels)
     raise ValueError(
-        f"model.backbone: unknown backbone {name!r}, did you mean {near!r}? Known: {', '.join(BACKBONES)}"
+        f"model.backbone: unknown backbone {name!r}, did you mean {nearest(name, BACKBONES)!r}?"
+        f" Known: {', '.join(BACKBONES)}"
     )
 
 

@@ -38,4 +38,4 @@ def draw_embeddings(
         axes.set_box_aspect(1)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, markerscale=2.5, frameon=False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, format="png")

@@ -34,8 +34,9 @@ def use_bf16(precision: Precision, device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        # Without these instructions bf16 is emulated, many times slower than fp32.
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+        # Without these instructions bf16 is emulated, many times slower than fp32. Not in every torch.
+        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(getattr(torch.cpu, check, bool)() for check in checks)
     return False
 
 

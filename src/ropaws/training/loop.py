@@ -11,12 +11,12 @@ from ropaws.models import Encoder
 
 
 class TrainingDivergedError(RuntimeError):
-    """The loss is not a number any more."""
+    """The loss or a weight is not a number any more."""
 
-    def __init__(self, step: int, losses: Losses, rate: float) -> None:
+    def __init__(self, what: str, step: int, losses: Losses, rate: float) -> None:
         parts = ", ".join(f"{name} {float(value):.4g}" for name, value in losses.parts.items())
         super().__init__(
-            f"the loss became {float(losses.total)} at step {step} (learning rate {rate:.4g}; {parts})."
+            f"{what} at step {step} (learning rate {rate:.4g}; {parts})."
             " Try a lower --optim.peak, a longer --optim.warmup or --train.precision fp32."
             " The last good checkpoint is kept."
         )
@@ -36,10 +36,14 @@ def fit(
             group["lr"] = learning_rate(step)
         losses = method.step(model, views, support)
         if not torch.isfinite(losses.total):
-            raise TrainingDivergedError(
-                step, losses._replace(total=losses.total.detach()), learning_rate(step)
-            )
+            what = f"the loss became {float(losses.total.detach())}"
+            raise TrainingDivergedError(what, step, losses, learning_rate(step))
         losses.total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         yield step, losses._replace(total=losses.total.detach())
+
+
+def weights_are_finite(model: Encoder) -> bool:
+    """A finite loss may have had a gradient that was not; such weights must not become a checkpoint."""
+    return all(bool(value.isfinite().all()) for value in model.parameters())

@@ -1,5 +1,6 @@
 """LARS: SGD with momentum whose step is scaled to the size of each weight."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, overload
@@ -28,10 +29,10 @@ class OptimConfig:
     """Size of a step against the size of the weight it changes."""
 
     def __post_init__(self) -> None:
-        if not self.peak > 0:
+        if not 0 < self.peak < math.inf:
             raise ValueError(f"optim.peak must be positive, got {self.peak}")
         for name in ("start", "end", "warmup", "weight_decay", "trust"):
-            if (value := getattr(self, name)) < 0:
+            if not 0 <= (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"optim.{name} must be at least 0, got {value}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"optim.momentum must be at least 0 and below 1, got {self.momentum}")
@@ -88,6 +89,5 @@ class LARS(torch.optim.Optimizer):
 def _adapt(weight: Tensor, gradient: Tensor, decay: float, trust: float, eps: float) -> Tensor:
     size, slope = weight.norm(), gradient.norm()
     rate = trust * size / (slope + decay * size + eps)
-    # A weight or gradient of zero gives no scale to go by: take the plain step.
-    rate = torch.where((size > 0) & (slope > 0), rate, 1.0)
-    return (gradient + decay * weight) * rate
+    # A weight or gradient of zero gives no scale to go by: take the gradient as it is.
+    return torch.where((size > 0) & (slope > 0), (gradient + decay * weight) * rate, gradient)

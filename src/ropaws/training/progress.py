@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +16,9 @@ from rich.progress import (
 )
 
 from ropaws.batch import Losses
+from ropaws.training.checkpoint import write_atomically
+
+Step = tuple[int, Losses, float]  # step, losses, learning rate
 
 PLAIN_LINE_SECONDS = 15.0  # how often a log without a terminal gets a line
 
@@ -38,7 +41,8 @@ def drop_metrics_from(path: Path, step: int) -> None:
     """Forget the lines of steps that a resumed run will take again, and a half-written last line."""
     if path.exists():
         kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        text = "".join(f"{line}\n" for line in kept)
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _step_of(line: str) -> float:
@@ -49,8 +53,8 @@ def _step_of(line: str) -> float:
 
 
 def show_progress(
-    steps: Iterable[tuple[int, Losses, float]], *, title: str, start: int, total: int, console: Console
-) -> Iterator[tuple[int, Losses, float]]:
+    steps: Iterable[Step], *, title: str, start: int, total: int, console: Console
+) -> Generator[Step, None, None]:
     """Pass (step, losses, rate) through: a bar on a terminal, a plain line now and then in a log."""
     if console.is_terminal:
         yield from _with_bar(steps, title, start, total, console)
@@ -59,8 +63,8 @@ def show_progress(
 
 
 def _with_bar(
-    steps: Iterable[tuple[int, Losses, float]], title: str, start: int, total: int, console: Console
-) -> Iterator[tuple[int, Losses, float]]:
+    steps: Iterable[Step], title: str, start: int, total: int, console: Console
+) -> Generator[Step, None, None]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -78,8 +82,8 @@ def _with_bar(
 
 
 def _with_lines(
-    steps: Iterable[tuple[int, Losses, float]], title: str, start: int, total: int, console: Console
-) -> Iterator[tuple[int, Losses, float]]:
+    steps: Iterable[Step], title: str, start: int, total: int, console: Console
+) -> Generator[Step, None, None]:
     began = last = time.monotonic()
     for step, losses, rate in steps:
         now, done = time.monotonic(), step + 1

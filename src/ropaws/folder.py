@@ -1,0 +1,78 @@
+"""The run folder: its files, and the facts about the data that everything downstream needs."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ropaws.data.augment import Normalization
+from ropaws.data.corpus import Corpus
+from ropaws.data.splits import Labeled
+from ropaws.training.checkpoint import read_json, write_json
+
+CONFIG, DATA, METRICS, EVALUATION, ENVIRONMENT = (
+    "config.json", "data.json", "metrics.jsonl", "evaluation.json", "environment.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a run was trained on."""
+
+    class_names: tuple[str, ...]
+    split: Labeled
+    normalize: Normalization
+    digest: str  # of the training images
+
+
+def digest_images(images: Tensor) -> str:
+    """A short fingerprint; other images, or the same in another order, give another one."""
+    state = hashlib.blake2b(str(tuple(images.shape)).encode(), digest_size=16)
+    state.update(images.contiguous().numpy().data)
+    return state.hexdigest()
+
+
+def write_facts(run: Path, facts: DataFacts) -> None:
+    labeled = {"indices": facts.split.indices.tolist(), "labels": facts.split.labels.tolist()}
+    normalization = {"mean": list(facts.normalize.mean), "std": list(facts.normalize.std)}
+    write_json(
+        run / DATA,
+        {
+            "class_names": list(facts.class_names),
+            "labeled": labeled,
+            "normalization": normalization,
+            "digest": facts.digest,
+        },
+    )
+
+
+def read_facts(run: Path) -> DataFacts:
+    values = read_json(run / DATA)
+    try:
+        return DataFacts(
+            tuple(values["class_names"]),
+            Labeled(torch.tensor(values["labeled"]["indices"]), torch.tensor(values["labeled"]["labels"])),
+            Normalization(tuple(values["normalization"]["mean"]), tuple(values["normalization"]["std"])),
+            values["digest"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{run / DATA} is damaged ({error!r}); train again") from None
+
+
+def check_same_data(run: Path, facts: DataFacts, corpus: Corpus) -> None:
+    """A split is made of positions: with other images it would name the wrong ones."""
+    if digest_images(corpus.train_images) != facts.digest:
+        raise ValueError(
+            f"the training images of {run} have changed since it was trained; restore them or train again"
+        )
+
+
+def training_seconds(run: Path) -> float:
+    """Seconds of training so far, from the last line of the metrics."""
+    lines = (run / METRICS).read_text(encoding="utf-8").splitlines() if (run / METRICS).exists() else []
+    if not lines:
+        raise ValueError(f"{run} has not been trained yet: no line in {METRICS}")
+    return float(json.loads(lines[-1])["seconds"])
