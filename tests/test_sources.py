@@ -192,8 +192,8 @@ def test_normalization_gives_mean_zero_and_deviation_one():
     images = torch.randint(
         0, 256, (50, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
-    out = measure_normalization(images)(images / 255)
+    out = measure_normalization(images).apply_(images / 255)
     torch.testing.assert_close(out.mean(dim=(0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(out.std(dim=(0, 2, 3)), torch.ones(3), atol=1e-4, rtol=0)
     constant = torch.full((2, 1, 4, 4), 7, dtype=torch.uint8)
-    assert measure_normalization(constant)(constant / 255).isfinite().all()
+    assert measure_normalization(constant).apply_(constant / 255).isfinite().all()

@@ -16,6 +16,7 @@ from ropaws.data import image_ops
 
 ASPECT = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
+JITTER_GROUPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +73,10 @@ class Normalization:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def apply_(self, images: Tensor) -> Tensor:
+        """Normalise images (n, channels, h, w) in place."""
         mean, std = torch.tensor([self.mean, self.std], device=images.device)[:, :, None, None]
-        return torch.addcmul(-mean / std, images, 1 / std)
+        return images.sub_(mean).div_(std)
 
 
 def random_views(
@@ -89,7 +91,7 @@ def random_views(
 
 def augment(images: Tensor, config: AugmentConfig, normalize: Normalization, generator: Generator) -> Tensor:
     """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size) float32"""
-    return normalize(augment_pixels(images, config, generator))
+    return normalize.apply_(augment_pixels(images, config, generator))
 
 
 def augment_pixels(images: Tensor, config: AugmentConfig, generator: Generator) -> Tensor:
@@ -97,7 +99,7 @@ def augment_pixels(images: Tensor, config: AugmentConfig, generator: Generator) 
     n, _, height, width = images.shape
     boxes = random_boxes(n, height, width, config.scale, generator).to(images.device)
     flip = _happens(n, config.flip, generator).to(images.device)
-    view = image_ops.resized_crop(images.float().div_(255), boxes, config.size, flip=flip)
+    view = image_ops.resized_crop(images, boxes, config.size, flip=flip)
     view = _jitter(view, config, generator)
     view = _sometimes(view, config.grey, generator, lambda x: image_ops.greyscale(x).expand_as(x))
     thresholds = torch.rand(n, generator=generator)
@@ -138,7 +140,7 @@ def central_box(height: int, width: int, *, square: bool = False) -> tuple[float
 def centre_view(images: Tensor, size: int, normalize: Normalization) -> Tensor:
     """The view of evaluation: central square, resized.   uint8 (n, channels, h, w)  ->  float32"""
     box = torch.tensor(central_box(*images.shape[2:], square=True), device=images.device)
-    return normalize(image_ops.resized_crop(images.float().div_(255), box.expand(len(images), 4), size))
+    return normalize.apply_(image_ops.resized_crop(images, box.expand(len(images), 4), size))
 
 
 def _happens(n: int, probability: float, generator: Generator) -> Tensor:
@@ -152,41 +154,38 @@ def _sometimes(
     operation: Callable[..., Tensor],
     parameters: Tensor | None = None,
 ) -> Tensor:
-    """Apply an operation to a random part of the batch, and leave the rest alone."""
-    chosen = _happens(len(images), probability, generator).nonzero().squeeze(1)
-    return _apply_to(images, chosen, operation, parameters)
-
-
-def _apply_to(
-    images: Tensor, rows: Tensor, operation: Callable[..., Tensor], parameters: Tensor | None
-) -> Tensor:
+    """Apply an operation, in place, to a random part of the batch."""
+    rows = _happens(len(images), probability, generator).nonzero().squeeze(1)
     if len(rows) == 0:
         return images
     arguments = [] if parameters is None else [parameters[rows].to(images.device)]
     rows = rows.to(images.device)
-    return images.index_copy_(0, rows, operation(images[rows], *arguments))
+    return images.index_copy_(0, rows, operation(images.index_select(0, rows), *arguments))
 
 
 def _jitter(images: Tensor, config: AugmentConfig, generator: Generator) -> Tensor:
-    """Brightness, contrast, saturation and hue by random amounts, in an order of each image's own."""
-    n = len(images)
-    strength = config.jitter_strength
-    amounts = 2 * torch.rand(4, n, generator=generator) - 1
-    order = torch.rand(n, 4, generator=generator).argsort(dim=1)  # order[i, turn] = operation
-    chosen = _happens(n, config.jitter, generator)
+    """Brightness, contrast, saturation and hue by random amounts in random order, in place.
+
+    Amounts are each image's own. The order is drawn for each half of the batch: an order of each
+    image's own would cost as much again in gathering and scattering.
+    """
+    n, strength = len(images), config.jitter_strength
+    amounts = (2 * torch.rand(4, n, generator=generator) - 1) * _happens(n, config.jitter, generator)
+    orders = torch.rand(JITTER_GROUPS, 4, generator=generator).argsort(dim=1).tolist()
     if strength == 0:
         return images
-    operations: list[tuple[Callable[..., Tensor], Tensor]] = [
+    operations: list[tuple[Callable[[Tensor, Tensor], Tensor], Tensor]] = [
         (image_ops.brightness, 1 + 0.8 * strength * amounts[0]),
         (image_ops.contrast, 1 + 0.8 * strength * amounts[1]),
+        (image_ops.saturation, 1 + 0.8 * strength * amounts[2]),
+        (image_ops.hue, 0.2 * strength * amounts[3]),
     ]
-    if images.shape[1] == 3:  # a grey image has no saturation and no hue
-        operations += [
-            (image_ops.saturation, 1 + 0.8 * strength * amounts[2]),
-            (image_ops.hue, 0.2 * strength * amounts[3]),
-        ]
-    for turn in range(4):
-        for index, (operation, parameters) in enumerate(operations):
-            rows = (chosen & (order[:, turn] == index)).nonzero().squeeze(1)
-            images = _apply_to(images, rows, operation, parameters)
+    if images.shape[1] == 1:  # a grey image has no saturation and no hue
+        operations = operations[:2]
+    rows = torch.arange(n).chunk(JITTER_GROUPS)
+    for part, members, order in zip(images.chunk(JITTER_GROUPS), rows, orders, strict=False):
+        for index in order:
+            if index < len(operations):
+                operation, parameters = operations[index]
+                part.copy_(operation(part, parameters[members].to(images.device)))
     return images

@@ -15,17 +15,19 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, Pillow's mode "L"
 def resized_crop(images: Tensor, boxes: Tensor, size: int, *, flip: Tensor | None = None) -> Tensor:
     """Cut each image's box out, resize it with an antialiased triangle filter, mirror where asked.
 
-    images (n, channels, h, w), boxes (n, 4) as top, left, height, width in pixels, flip (n,) bool
-    ->  (n, channels, size, size)
+    images (n, channels, h, w) uint8, or float in [0, 1]; boxes (n, 4) as top, left, height, width
+    in pixels, flip (n,) bool  ->  (n, channels, size, size) float32 in [0, 1]
     Resizing is linear and separable: two matrix products an image, over all channels at once.
     """
     n, channels, h, w = images.shape
+    scale = 255 if images.dtype == torch.uint8 else 1
+    images = images.float()
     top, left, height, width = boxes.to(images.dtype).unbind(dim=1)
-    rows = _resize_weights(top, height, h, size)  # (n, size, h)
+    rows = _resize_weights(top, height, h, size).div_(scale)  # (n, size, h)
     columns = _resize_weights(left, width, w, size, reverse=flip)  # (n, size, w)
     wide = torch.bmm(images.reshape(n, channels * h, w), columns.mT)
     wide = wide.view(n, channels, h, size).transpose(1, 2).reshape(n, h, channels * size)
-    return torch.bmm(rows, wide).view(n, size, channels, size).transpose(1, 2)
+    return torch.bmm(rows, wide).view(n, size, channels, size).transpose(1, 2).contiguous()
 
 
 def _resize_weights(
@@ -68,8 +70,8 @@ def brightness(images: Tensor, factors: Tensor) -> Tensor:
 
 def contrast(images: Tensor, factors: Tensor) -> Tensor:
     """Blend with the image's mean grey; factor 1 changes nothing.   factors (n,)"""
-    mean = greyscale(images).flatten(1).mean(dim=1)
-    return _blend(images, mean[:, None, None, None], factors)
+    rest = greyscale(images).flatten(1).mean(dim=1) * (1 - factors)
+    return (images * factors[:, None, None, None]).add_(rest[:, None, None, None]).clamp_(0, 1)
 
 
 def saturation(images: Tensor, factors: Tensor) -> Tensor:
@@ -111,13 +113,13 @@ def equalize(images: Tensor) -> Tensor:
     levels = (images * 255).round().long().reshape(n * channels, height * width)
     histogram = torch.zeros(n * channels, 256, dtype=torch.long, device=images.device)
     histogram.scatter_add_(1, levels, torch.ones_like(levels))
-    last = 255 - (histogram.flip(1) > 0).long().argmax(dim=1, keepdim=True)  # brightest level in use
-    step = (height * width - histogram.gather(1, last)) // 255
-    before = histogram.cumsum(dim=1) - histogram
-    table = ((before + step // 2) // step.clamp_min(1)).clamp_max(255)
+    brightest = levels.amax(dim=1, keepdim=True)
+    step = (height * width - histogram.gather(1, brightest)) // 255
+    before = (histogram.cumsum(dim=1) - histogram).float()
+    table = (before + step // 2).div_(step.clamp_min(1)).floor_().clamp_max_(255)
     # Too few distinct pixels to spread: the channel stays as it is.
-    table = torch.where(step > 0, table, torch.arange(256, device=images.device))
-    return table.gather(1, levels).view(images.shape).to(images.dtype) / 255
+    table = torch.where(step > 0, table, torch.arange(256.0, device=images.device)).div_(255)
+    return table.gather(1, levels).view(images.shape).to(images.dtype)
 
 
 def gaussian_blur(images: Tensor, radii: Tensor) -> Tensor:
