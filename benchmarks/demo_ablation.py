@@ -2,9 +2,8 @@
 
 python benchmarks/demo_ablation.py [--seeds 3] [--runs runs/demo-ablation]
 
-About half an hour on two cores. Finished runs are used again, so it can be interrupted, and several
-processes may share the work by being started with the same --runs. Writes results/demo_ablation.json
-when all runs are there.
+About half an hour on two cores. Finished runs are used again, so it can be interrupted. Writes
+results/demo_ablation.json.
 """
 
 import argparse
@@ -15,24 +14,19 @@ from rich.console import Console
 from timing import write_results
 
 from ropaws import recipes
-from ropaws.folder import CONFIG, EVALUATION
+from ropaws.demo import train_once
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
 from ropaws.report.tables import COLUMNS, comparison_rows
-from ropaws.run import evaluate, train
-from ropaws.training.checkpoint import read_json
 
 DEMO = recipes.demo().method
 assert isinstance(DEMO, RoPAWS)
 VARIANTS: dict[str, Method] = {
     "supervised": Supervised(),
     "paws": PAWS(),
-    "ropaws, as in the paper": RoPAWS(prior_temperature=0.1),
-    "... without in-domain prior": RoPAWS(in_domain_prior=False),
-    "... without semi-supervised density": RoPAWS(prior_temperature=0.1, semi_supervised_density=False),
-    "... without reweighted loss": RoPAWS(prior_temperature=0.1, reweighting=False),
-    "... with automatic prior": replace(DEMO, reweight_entropy=False),
-    "... with reweighted me-max": RoPAWS(prior_temperature=0.1, reweight_entropy=True),
-    "... with both (the demo's)": DEMO,
+    "ropaws as in the paper": RoPAWS(prior_temperature=0.1),
+    "ropaws with automatic prior": replace(DEMO, reweight_entropy=False),
+    "ropaws with reweighted me-max": RoPAWS(prior_temperature=0.1, reweight_entropy=True),
+    "ropaws with both (the demo)": DEMO,
 }
 
 
@@ -47,18 +41,11 @@ def main() -> None:
     methods: dict[str, dict[str, list[float]]] = {name: {key: [] for key in COLUMNS} for name in VARIANTS}
     for seed in range(options.seeds):
         for number, (name, method) in enumerate(VARIANTS.items()):
-            folder = options.runs / f"{number}-seed{seed}"
+            folder = options.runs / f"variant{number}-seed{seed}"
             config = replace(recipes.with_seed(recipes.demo(), seed), method=method)
-            if not (folder / CONFIG).exists():
-                console.print(f"{name}, seed {seed}")
-                evaluate(train(config, folder, console=console))
-            if (folder / EVALUATION).exists():
-                figures = read_json(folder / EVALUATION)
-                for key, values in methods[name].items():
-                    values.append(figures[key])
-    if any(len(values["accuracy"]) < options.seeds for values in methods.values()):
-        console.print("Some runs are still going on elsewhere; start again when they have ended.")
-        return
+            figures = train_once(config, folder, console)
+            for key, values in methods[name].items():
+                values.append(figures[key])
     for row in comparison_rows(methods):
         console.print("  ".join(row))
     write_results("demo_ablation", {"seeds": options.seeds, "methods": methods})

@@ -57,7 +57,7 @@ def training_steps(*, divide: int = 1) -> dict[str, Callable[[], None]]:
 
         return step
 
-    return {name: step_of(method) for name, method in METHODS.items()}
+    return {name: step_of(METHODS[name]) for name in ("paws", "ropaws")}
 
 
 class GivenEmbeddings:
@@ -120,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--repeats", type=int, default=7, help="turns (default: 7)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
     repeats = parser.parse_args().repeats
     results: dict[str, object] = {"keep_freed_memory_speedup": memory_gain(repeats)}
     print("keeping freed memory: ", results["keep_freed_memory_speedup"], "times as fast")

@@ -14,10 +14,11 @@ LEVELS = {
     "methods": 2, "evaluation": 2,
     "training": 3,
     "config": 4, "folder": 4,
-    "run": 5, "recipes": 5,
-    "demo": 6,
-    "cli": 7,
-    "__main__": 8, "__init__": 8,
+    "run": 5, "recipes": 5, "own_data": 5,
+    "demo": 6, "labeling": 6,
+    "labels_file": 7,
+    "cli": 8,
+    "__main__": 9, "__init__": 9,
 }  # fmt: skip
 
 

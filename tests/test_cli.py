@@ -122,7 +122,7 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
     ("arguments", "words"),
     [
         (["trian"], "unknown command 'trian', did you mean 'train'?"),
-        (["train"], "say what to train: --recipe NAME"),
+        (["train"], "say what to train: --labeled FOLDER"),
         (["train", "--recipe", "dmeo"], "unknown recipe 'dmeo', did you mean 'demo'?"),
         (["train", "--recipe", "demo", "--method", "pawz"], "unknown method 'pawz', did you mean 'paws'?"),
         (

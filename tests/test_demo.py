@@ -73,6 +73,6 @@ def test_an_interrupted_demo_goes_on(tmp_path):
 
 def test_one_seed_has_no_deviation():
     assert mean_and_deviation([0.5], scale=100) == "50.0"
-    assert mean_and_deviation([0.5, 0.7], scale=100) == "60.0 ± 14.1"
+    assert mean_and_deviation([0.5, 0.7], scale=100) == "60.0±14.1"
     row = {key: [0.5] for key in ("accuracy", "confidence_in", "confidence_out", "auroc", "ece", "seconds")}
     assert comparison_rows({"paws": row}) == [["paws", "50.0", "50.0", "50.0", "50.0", "50.0", "0.5"]]

@@ -1,20 +1,52 @@
-"""Robust semi-supervised learning from uncurated data: PAWS and RoPAWS in PyTorch."""
+"""Robust semi-supervised learning from uncurated data: PAWS and RoPAWS in PyTorch.
 
-from ropaws import equations, recipes
-from ropaws.config import RunConfig
-from ropaws.methods import PAWS, RoPAWS, Supervised
-from ropaws.run import evaluate, resume, train
+Public names are imported when they are first used: worker processes that only decode pictures, and
+`ropaws --help`, need not load torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
 from ropaws.version import __version__
+
+if TYPE_CHECKING:
+    from ropaws import equations, recipes
+    from ropaws.config import RunConfig
+    from ropaws.labeling import Prediction, predict
+    from ropaws.methods import PAWS, RoPAWS, Supervised
+    from ropaws.run import evaluate, resume, train
 
 __all__ = [
     "PAWS",
+    "Prediction",
     "RoPAWS",
     "RunConfig",
     "Supervised",
     "__version__",
     "equations",
     "evaluate",
+    "predict",
     "recipes",
     "resume",
     "train",
 ]
+
+_HOME = {
+    "PAWS": "methods",
+    "Prediction": "labeling",
+    "RoPAWS": "methods",
+    "RunConfig": "config",
+    "Supervised": "methods",
+    "evaluate": "run",
+    "predict": "labeling",
+    "resume": "run",
+    "train": "run",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"ropaws.{_HOME[name]}"), name)
+    if name in __all__:
+        return importlib.import_module(f"ropaws.{name}")
+    raise AttributeError(f"module 'ropaws' has no attribute {name!r}")

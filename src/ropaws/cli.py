@@ -21,7 +21,12 @@ from rich.table import Table
 
 from ropaws import recipes
 from ropaws.config import RunConfig, make_method, method_name, read_config, to_json
+from ropaws.data.files import merge
+from ropaws.data.listing import list_unlabeled
+from ropaws.labeling import load_predictor
+from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.naming import nearest
+from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, evaluate, resume, train
 from ropaws.training.loop import TrainingDivergedError
@@ -36,6 +41,7 @@ commands:
   demo       compare supervised, PAWS and RoPAWS on embedded images: a table and a page
   train      train a model; every setting is an option
   evaluate   test a trained run
+  predict    label pictures with a trained run, and tell which belong to no class
   recipes    list the published runs, or show one
 
 `ropaws COMMAND --help` explains a command."""
@@ -43,7 +49,9 @@ commands:
 
 @dataclass(frozen=True)
 class Train:
-    """Train a model into a run folder; start from a recipe or from a config.json.
+    """Train a model into a run folder: on your own pictures, from a recipe or from a config.json.
+
+    ropaws train --labeled photos/labeled --unlabeled photos/pile --out runs/mine
 
     ropaws train --recipe demo --method paws --train.seed 1 --out runs/mine
 
@@ -61,6 +69,14 @@ class Train:
     """Another method than the recipe's, with its own defaults: supervised, paws or ropaws."""
     out: Path | None = None
     """The run folder; by default runs/RECIPE-METHOD-seedN."""
+    labeled: Path | None = None
+    """Your own pictures: a folder with a folder for each class, or a table of path and label."""
+    unlabeled: tuple[Path, ...] = ()
+    """With --labeled: folders of anything, walked to the bottom, or tables of paths."""
+    test: Path | None = None
+    """With --labeled: pictures to test on; classes that --labeled does not have are out-of-class."""
+    budget: str | None = None
+    """Train for about this long: 90s, 20m, 1.5h."""
     resume: Path | None = None
     """Go on with an interrupted run; takes no other option."""
 
@@ -75,6 +91,33 @@ class Evaluate:
     """Where to compute; by default as the run was trained: auto, cpu, cuda ..."""
     json: bool = False
     """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Label pictures with a trained run: class, confidence, and whether they belong to any class.
+
+    ropaws predict runs/mine photos/pile --out labels.csv
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    sources: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders, walked to the bottom, pictures, or tables of paths."""
+    out: Path
+    """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it."""
+    threshold: float | None = None
+    """In-domain probability below which a picture is out-of-class; by default from the labelled pictures."""
+    top: int | None = None
+    """Only the most likely classes, instead of a column for each."""
+    propagate: bool = False
+    """Let the pictures vote for one another, a batch at a time: better labels from a large pile."""
+    copy_to: Path | None = None
+    """Also copy the pictures there, into a folder for each class and one for out-of-class."""
+    move_to: Path | None = None
+    """Move them instead."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +154,7 @@ def _dispatch(arguments: list[str]) -> None:
         "demo": _demo,
         "train": _train,
         "evaluate": _evaluate,
+        "predict": _predict,
         "recipes": _recipes,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -143,15 +187,25 @@ class _OneLineParser(argparse.ArgumentParser):
 
 def _train(arguments: list[str]) -> None:
     early = _OneLineParser(add_help=False, allow_abbrev=False)
-    for name in ("--recipe", "--method", "--resume"):
+    for name in ("--recipe", "--method", "--resume", "--labeled", "--test", "--train.device"):
         early.add_argument(name)
+    early.add_argument("--unlabeled", nargs="+", default=())
     chosen, _ = early.parse_known_args(arguments)
     wants_help = "-h" in arguments or "--help" in arguments
     if chosen.resume is not None and not wants_help:
         _resume(Path(chosen.resume), arguments)
         return
     first = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    base = _base_config(first, chosen.recipe, wants_help)
+    choices: tuple[str, ...] = ()
+    if chosen.labeled is not None and not wants_help:
+        if first is not None or chosen.recipe is not None:
+            raise ValueError("--labeled chooses settings itself; leave --recipe and config.json out")
+        choice = _fit_settings(chosen)
+        base, choices = choice.config, choice.reasons
+    elif (chosen.unlabeled or chosen.test) and not wants_help:
+        raise ValueError("--unlabeled and --test go with --labeled, which is not given")
+    else:
+        base = _base_config(first, chosen.recipe, wants_help)
     if chosen.method is not None and chosen.method != method_name(base.method):
         base = replace(base, method=make_method(chosen.method))
     _check_flags(arguments, Train, base)
@@ -161,10 +215,22 @@ def _train(arguments: list[str]) -> None:
             f"stray argument {str(command.config)!r}; a config.json comes first, before the options"
         )
     config = command.run
-    name = chosen.recipe or "run"
+    name = chosen.recipe or ("own" if chosen.labeled else "run")
     out = command.out or Path("runs") / f"{name}-{method_name(config.method)}-seed{config.train.seed}"
-    run = train(config, out)
+    budget = None if command.budget is None else parse_budget(command.budget)
+    for line in choices:
+        print(line, file=sys.stderr)
+    run = train(config, out, budget=budget, choices=choices)
     print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
+
+
+def _fit_settings(chosen: argparse.Namespace) -> Choice:
+    return fit_settings(
+        Path(chosen.labeled),
+        tuple(Path(source) for source in chosen.unlabeled),
+        None if chosen.test is None else Path(chosen.test),
+        device=getattr(chosen, "train.device") or "auto",
+    )
 
 
 def _resume(run: Path, arguments: list[str]) -> None:
@@ -184,7 +250,8 @@ def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> Ru
     if wants_help:
         return RunConfig()
     raise ValueError(
-        "say what to train: --recipe NAME (see `ropaws recipes`), or a config.json to start from"
+        "say what to train: --labeled FOLDER for your own pictures, --recipe NAME (see `ropaws recipes`),"
+        " or a config.json to start from"
     )
 
 
@@ -202,6 +269,37 @@ def _evaluate(arguments: list[str]) -> None:
         if key in results:
             table.add_row(name, f"{results[key]:.1f}" if key == "seconds" else f"{100 * results[key]:.1f} %")
     Console().print(table)
+
+
+def _predict(arguments: list[str]) -> None:
+    _check_flags(arguments, Predict)
+    command = _parse(Predict, "predict", arguments)
+    if command.top is not None and command.top < 1:
+        raise ValueError(f"--top must be at least 1, got {command.top}")
+    if command.copy_to is not None and command.move_to is not None:
+        raise ValueError("--copy-to and --move-to exclude each other")
+    settings = PredictSettings(
+        out=command.out,
+        top=command.top,
+        sort_into=command.copy_to or command.move_to,
+        move=command.move_to is not None,
+    )
+    check_target(command.out)
+    paths = merge([list_unlabeled(source) for source in command.sources]).paths
+    predictor = load_predictor(
+        command.run, threshold=command.threshold, propagate=command.propagate, device=command.device
+    )
+    summary = label_files(predictor, paths, settings, Console(stderr=True))
+    table = Table(title=f"{summary.labelled:,} pictures in {command.out}")
+    table.add_column("label")
+    table.add_column("pictures", justify="right")
+    for label, count in summary.counts.items():
+        table.add_row(label, f"{count:,}")
+    Console().print(table)
+    if summary.unreadable:
+        print(
+            f"{len(summary.unreadable)} unreadable pictures are listed in {command.out}.json", file=sys.stderr
+        )
 
 
 def _recipes(arguments: list[str]) -> None:

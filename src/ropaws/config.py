@@ -71,6 +71,15 @@ def make_method(name: str) -> PAWS | RoPAWS | Supervised:
     return METHODS[name]()
 
 
+def with_steps(config: RunConfig, steps: int) -> RunConfig:
+    """Another length of training; warm-up and checkpoints in proportion."""
+    return dataclasses.replace(
+        config,
+        optim=dataclasses.replace(config.optim, warmup=steps // 10),
+        train=dataclasses.replace(config.train, steps=steps, checkpoint_every=max(20, steps // 20)),
+    )
+
+
 def to_json(config: RunConfig) -> dict[str, Any]:
     """Plain values; the method says its name."""
     plain = typing.cast(dict[str, Any], _plain(config))

@@ -56,7 +56,7 @@ def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
         _check_reusable(config, folder)
     methods: dict[str, dict[str, list[float]]] = {}
     for config, folder in zip(configs, folders, strict=True):
-        figures = _train_once(config, folder, console)
+        figures = train_once(config, folder, console)
         columns = methods.setdefault(method_name(config.method), {key: [] for key in COLUMNS})
         for key, values in columns.items():
             values.append(figures[key])
@@ -92,8 +92,9 @@ def _check_reusable(config: RunConfig, folder: Path) -> None:
         raise FileExistsError(f"{folder} was trained with other settings; choose another --out, or remove it")
 
 
-def _train_once(config: RunConfig, folder: Path, console: Console) -> dict[str, float]:
-    """Train and test, or take what an earlier call left."""
+def train_once(config: RunConfig, folder: Path, console: Console) -> dict[str, float]:
+    """Train and test, or take what an earlier call left; refuses a folder of other settings."""
+    _check_reusable(config, folder)
     if (folder / EVALUATION).exists():
         console.print(f"{folder}: trained before, used again", highlight=False)
         return dict(read_json(folder / EVALUATION))
@@ -119,7 +120,7 @@ def _describe(settings: Demo, config: RunConfig) -> dict[str, Any]:
 def _table(methods: dict[str, dict[str, list[float]]]) -> Table:
     table = Table(title="In percent, on unseen test images; seconds of training")
     for number, name in enumerate(("method", *COLUMNS.values())):
-        table.add_column(name, justify="left" if number == 0 else "right")
+        table.add_column(name, justify="left" if number == 0 else "right", no_wrap=True)
     for row in comparison_rows(methods):
         table.add_row(*row)
     return table

@@ -4,18 +4,22 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus
 from ropaws.data.splits import Labeled
-from ropaws.training.checkpoint import read_json, write_json
+from ropaws.training.checkpoint import read_json, write_atomically, write_json
 
 CONFIG, DATA, METRICS, EVALUATION, ENVIRONMENT = (
     "config.json", "data.json", "metrics.jsonl", "evaluation.json", "environment.json",
 )  # fmt: skip
+UNREADABLE, SUPPORT = "unreadable.txt", "support.safetensors"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class DataFacts:
     split: Labeled
     normalize: Normalization
     digest: str  # of the training images
+    labeled_names: tuple[str, ...] = ()  # files of the labelled images, where they are files
 
 
 def digest_images(images: Tensor) -> str:
@@ -45,6 +50,7 @@ def write_facts(run: Path, facts: DataFacts) -> None:
             "labeled": labeled,
             "normalization": normalization,
             "digest": facts.digest,
+            "labeled_names": list(facts.labeled_names),
         },
     )
 
@@ -57,9 +63,35 @@ def read_facts(run: Path) -> DataFacts:
             Labeled(torch.tensor(values["labeled"]["indices"]), torch.tensor(values["labeled"]["labels"])),
             Normalization(tuple(values["normalization"]["mean"]), tuple(values["normalization"]["std"])),
             values["digest"],
+            tuple(values.get("labeled_names", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / DATA} is damaged ({error!r}); train again") from None
+
+
+class LabeledEmbeddings(NamedTuple):
+    """What the soft nearest-neighbour classifier of a run is made of."""
+
+    embeddings: Tensor  # (l, d) unit rows
+    labels: Tensor  # (l,) class
+
+
+def save_support(run: Path, embeddings: Tensor, split: Labeled) -> None:
+    tensors = {"embeddings": embeddings.contiguous(), "labels": split.labels}
+    write_atomically(run / SUPPORT, lambda path: save_file(tensors, path))
+
+
+def load_support(run: Path) -> LabeledEmbeddings:
+    """The labelled images as the trained network sees them, so that a run works without its data."""
+    try:
+        tensors = load_file(run / SUPPORT)
+        return LabeledEmbeddings(tensors["embeddings"], tensors["labels"])
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no {run / SUPPORT}; finish the run with `ropaws train --resume {run}`"
+        ) from None
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{run / SUPPORT} is damaged ({error}); train again") from None
 
 
 def check_same_data(run: Path, facts: DataFacts, corpus: Corpus) -> None:

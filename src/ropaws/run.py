@@ -1,9 +1,10 @@
 """train(config), evaluate(run): build the parts, drive the loop. A run is a folder."""
 
 import contextlib
+import copy
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from torch.optim import Optimizer
 
 from ropaws.batch import Losses
-from ropaws.config import RunConfig, method_name, read_config, to_json
+from ropaws.config import RunConfig, method_name, read_config, to_json, with_steps
 from ropaws.data.corpus import Corpus, measure_normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, unlabeled_indices
@@ -26,10 +27,12 @@ from ropaws.folder import (
     ENVIRONMENT,
     EVALUATION,
     METRICS,
+    UNREADABLE,
     DataFacts,
     check_same_data,
     digest_images,
     read_facts,
+    save_support,
     training_seconds,
     write_facts,
 )
@@ -46,9 +49,11 @@ from ropaws.training.hardware import choose_device, keep_freed_memory, use_bf16
 from ropaws.training.interrupt import stop_between_steps
 from ropaws.training.loop import TrainingDivergedError, fit, weights_are_finite
 from ropaws.training.optim import LARS
-from ropaws.training.progress import MetricsFile, drop_metrics_from, show_progress
+from ropaws.training.progress import MetricsFile, drop_metrics_from, show_progress, watch_files
 from ropaws.training.schedules import warmup_cosine
 from ropaws.version import __version__
+
+PROBE_STEPS = 6
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -69,9 +74,18 @@ class Parts:
     device: torch.device
 
 
-def train(config: RunConfig, out: Path | str, *, console: Console | None = None) -> Path:
+def train(
+    config: RunConfig,
+    out: Path | str,
+    *,
+    budget: float | None = None,
+    choices: Sequence[str] = (),
+    console: Console | None = None,
+) -> Path:
     """Train a model; the run folder, with config, split, metrics, checkpoint and model, is the result.
 
+    budget: seconds to train for, from which the number of steps is worked out; choices: why the
+    settings are as they are, kept with the run.
     Raises TrainingStopped, with all saved, when asked to stop by Ctrl-C or SIGTERM.
     """
     run = Path(out)
@@ -79,8 +93,9 @@ def train(config: RunConfig, out: Path | str, *, console: Console | None = None)
         raise FileExistsError(
             f"{run} holds a run already; choose another --out, or go on with `ropaws train --resume {run}`"
         )
+    console = console or Console(stderr=True)
     # All that can be wrong with the settings and the data is found before anything is written.
-    corpus = load_corpus(config.data)
+    corpus = load_corpus(config.data, watch=watch_files(console))
     split = draw_split(
         corpus.train_labels,
         corpus.class_names,
@@ -88,11 +103,20 @@ def train(config: RunConfig, out: Path | str, *, console: Console | None = None)
         seed=config.train.seed,
     )
     normalize = measure_normalization(corpus.train_images)
-    facts = DataFacts(corpus.class_names, split, normalize, digest_images(corpus.train_images))
+    names = tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else ()
+    facts = DataFacts(corpus.class_names, split, normalize, digest_images(corpus.train_images), names)
     device = choose_device(config.train.device)
     parts = _build(config, corpus, facts, device, bf16=use_bf16(config.train.precision, device))
-    _start_folder(run, config, parts)
-    _fit(run, config, parts, console or Console(stderr=True), start=0, seconds=0.0)
+    if budget is not None:
+        steps = max(1, int(budget / _seconds_per_step(config, parts)))
+        config, choices = (
+            with_steps(config, steps),
+            (*choices, f"{steps} steps: what fits into {budget:.0f} s"),
+        )
+    _start_folder(run, config, parts, choices)
+    if corpus.unreadable:
+        console.print(f"{len(corpus.unreadable)} unreadable pictures left out, listed in {run / UNREADABLE}")
+    _fit(run, config, parts, console, start=0, seconds=0.0)
     return run
 
 
@@ -101,12 +125,13 @@ def resume(run: Path | str, *, console: Console | None = None) -> Path:
     run = Path(run)
     config = read_config(run / CONFIG)
     facts = read_facts(run)
-    corpus = load_corpus(config.data)
+    console = console or Console(stderr=True)
+    corpus = load_corpus(config.data, watch=watch_files(console))
     check_same_data(run, facts, corpus)
     bf16 = bool(read_json(run / ENVIRONMENT).get("bf16"))
     parts = _build(config, corpus, facts, choose_device(config.train.device), bf16=bf16)
     start, seconds = load_checkpoint(run, parts.model, parts.optimizer)
-    _fit(run, config, parts, console or Console(stderr=True), start=start, seconds=seconds)
+    _fit(run, config, parts, console, start=start, seconds=seconds)
     return run
 
 
@@ -128,11 +153,24 @@ def _build(config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.de
     return Parts(corpus, facts, model, optimizer, device)
 
 
-def _start_folder(run: Path, config: RunConfig, parts: Parts) -> None:
+def _seconds_per_step(config: RunConfig, parts: Parts) -> float:
+    """Measured on a copy of the model, so that training itself starts from the same weights."""
+    model = copy.deepcopy(parts.model)
+    batches = _stream(config, parts).batches(0, PROBE_STEPS)
+    steps = fit(model, config.method, batches, LARS(model.parameters(), lr=0.0), lambda step: 0.0)
+    moments = [time.perf_counter() for _ in steps]
+    # From the end of the first step: it pays for buffers that the others reuse.
+    return (moments[-1] - moments[0]) / (PROBE_STEPS - 1)
+
+
+def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[str]) -> None:
     """What the run is made from. The config comes last: a folder that has one can be resumed."""
     run.mkdir(parents=True, exist_ok=True)
     (run / METRICS).unlink(missing_ok=True)
     write_facts(run, parts.facts)
+    if parts.corpus.unreadable:
+        lines = "".join(f"{path!r}: {reason}\n" for path, reason in parts.corpus.unreadable)
+        (run / UNREADABLE).write_text(lines, encoding="utf-8")
     write_json(
         run / ENVIRONMENT,
         {
@@ -142,6 +180,7 @@ def _start_folder(run: Path, config: RunConfig, parts: Parts) -> None:
             "device": str(parts.device),
             "bf16": parts.model.autocast,
             "threads": torch.get_num_threads(),
+            "choices": list(choices),
         },
     )
     save_checkpoint(run, parts.model, parts.optimizer, next_step=0, seconds=0.0)
@@ -179,6 +218,8 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
             if request.signal is not None:
                 raise TrainingStopped(run, step)
     save_model(run, parts.model)
+    trained = Trained(config, parts.facts, parts.model.eval())
+    save_support(run, trained.embed(parts.corpus.train_images[parts.facts.split.indices]), parts.facts.split)
 
 
 def _learning_rate(config: RunConfig) -> Callable[[int], float]:
@@ -246,7 +287,7 @@ def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
     All figures are fractions. The support is all labelled images, a central crop each.
     """
     run = Path(run)
-    corpus = load_corpus(read_config(run / CONFIG).data)
+    corpus = load_corpus(read_config(run / CONFIG).data, watch=watch_files(Console(stderr=True)))
     if len(corpus.test_images) == 0:
         raise ValueError(f"the data of {run} has no test images; evaluation needs some with labels")
     trained = load_run(run, channels=corpus.channels, device=device)

@@ -18,6 +18,8 @@ class Corpus(NamedTuple):
     train_labels: Tensor  # (n,) class, or UNKNOWN
     test_images: Tensor  # (t, channels, h, w) uint8
     test_labels: Tensor  # (t,) class, or UNKNOWN for an out-of-class image
+    train_names: tuple[str, ...] = ()  # the file of each training image, where they are files
+    unreadable: tuple[tuple[str, str], ...] = ()  # files that were left out, and why
 
     @property
     def channels(self) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ropaws.data.corpus import UNKNOWN, Corpus, join
+from ropaws.data.files import Watch, load_files, no_watch
 from ropaws.naming import nearest
 
 CIFAR10_CLASSES = (
@@ -28,21 +29,38 @@ class DataConfig:
 
     source: str = "cifar10"
     """fashion-demo (embedded), cifar10 (official files), or the path of an .npz file."""
+    labeled: Path | None = None
+    """Instead of a source: a folder with a folder for each class, or a table of path and label."""
+    unlabeled: tuple[Path, ...] = ()
+    """With labeled: folders of anything, or tables of paths."""
+    test: Path | None = None
+    """With labeled: pictures to test on, like labeled; classes that are not in it are out-of-class."""
+    picture_size: int = 64
+    """With labeled: pixels a side to which the central square of each picture is reduced."""
     root: Path = Path("data")
     """Folder with the official files of named datasets."""
     extra: tuple[str, ...] = ()
     """More sources whose images join the unlabelled set, as out-of-class ones."""
-    labels_per_class: int = 25
-    """Labels that training may see, drawn a class at a time from the run's seed."""
+    labels_per_class: int | None = 25
+    """Labels that training may see, drawn a class at a time from the run's seed; None for all."""
 
     def __post_init__(self) -> None:
-        if self.labels_per_class < 1:
+        if self.labels_per_class is not None and self.labels_per_class < 1:
             raise ValueError(f"data.labels_per_class must be at least 1, got {self.labels_per_class}")
+        if self.picture_size < 8:
+            raise ValueError(f"data.picture_size must be at least 8 pixels, got {self.picture_size}")
+        if self.labeled is None and (self.unlabeled or self.test):
+            raise ValueError("data.unlabeled and data.test go with data.labeled, which is not given")
 
 
-def load_corpus(config: DataConfig) -> Corpus:
-    """Read everything that a run trains and tests on."""
-    corpus = load_source(config.source, config.root)
+def load_corpus(config: DataConfig, *, watch: Watch = no_watch) -> Corpus:
+    """Read everything that a run trains and tests on; watch shows the progress of decoding files."""
+    if config.labeled is not None:
+        corpus = load_files(
+            config.labeled, config.unlabeled, config.test, size=config.picture_size, watch=watch
+        )
+    else:
+        corpus = load_source(config.source, config.root)
     for extra in config.extra:
         corpus = join(corpus, load_source(extra, config.root))
     return corpus

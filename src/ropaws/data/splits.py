@@ -16,9 +16,9 @@ class Labeled(NamedTuple):
 
 
 def draw_split(
-    train_labels: Tensor, class_names: tuple[str, ...], *, labels_per_class: int, seed: int
+    train_labels: Tensor, class_names: tuple[str, ...], *, labels_per_class: int | None, seed: int
 ) -> Labeled:
-    """The same number of labels a class, at random from a seed. Says so where a class has too few."""
+    """The same number of labels a class, at random from a seed; None for all that are known."""
     if not class_names:
         raise ValueError("no training image has a label; label at least one image of every class")
     random = generator(seed, SPLIT)
@@ -27,6 +27,9 @@ def draw_split(
         candidates = (train_labels == label).nonzero().squeeze(1)
         if len(candidates) == 0:
             raise ValueError(f"class {name!r} has no labelled image; label at least one, or drop the class")
+        if labels_per_class is None:
+            chosen.append(candidates)
+            continue
         if len(candidates) < labels_per_class:
             raise ValueError(
                 f"class {name!r} has {len(candidates)} labelled images, fewer than"

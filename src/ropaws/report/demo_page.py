@@ -39,7 +39,8 @@ def write_demo_page(path: Path, results: Results, settings: Mapping[str, object]
 All methods share the labels, the network, the augmentation and the number of steps. Figures are percent on
 unseen test images, mean and standard deviation over seeds; seconds are training time.</p>
 <div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>
-<p>Accuracy counts in-class images. A good method is confident in-class and not out-of-class; AUROC says
+<p>Accuracy counts in-class images. A good method is confident in-class (conf. in) and not out-of-class
+(conf. out); AUROC says
 how well the similarity to the nearest label tells the two apart (50 is guessing), ECE how far confidence
 is from accuracy.</p>
 <h2>Embeddings of test images</h2>

@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -13,11 +14,13 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    track,
 )
 
 from ropaws.batch import Losses
 from ropaws.training.checkpoint import write_atomically
 
+T = TypeVar("T")
 Step = tuple[int, Losses, float]  # step, losses, learning rate
 
 PLAIN_LINE_SECONDS = 15.0  # how often a log without a terminal gets a line
@@ -50,6 +53,17 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (json.JSONDecodeError, KeyError, TypeError):
         return float("inf")
+
+
+def watch_files(console: Console) -> Callable[[Iterable[T], str, int], Iterable[T]]:
+    """For data.sources.load_corpus: a bar while files are decoded, a line when done in a log."""
+
+    def watch(items: Iterable[T], title: str, total: int) -> Iterator[T]:
+        if not console.is_terminal:
+            console.print(f"{title}: {total:,}", highlight=False)
+        yield from track(items, title, total=total, console=console, disable=not console.is_terminal)
+
+    return watch
 
 
 def show_progress(

@@ -1,0 +1,115 @@
+"""Picture files of any kind as squares of RGB pixels."""
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
+# A picture of more pixels than this is taken for a decompression bomb and not decoded.
+MOST_PIXELS = 200_000_000
+CHUNK = 32  # pictures a worker takes at a time
+
+
+class UnreadableError(Exception):
+    """A picture that cannot be decoded, and why."""
+
+
+def read_square(path: Path, size: int) -> NDArray[np.uint8]:
+    """The central square of a picture, upright and in RGB.   ->  (size, size, 3)"""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts
+            with Image.open(path) as picture:
+                if picture.width * picture.height > MOST_PIXELS:
+                    raise UnreadableError(
+                        f"{picture.width} x {picture.height} pixels are more than {MOST_PIXELS:,}"
+                    )
+                # A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 that still covers the target.
+                picture.draft("RGB", (size, size))
+                return np.asarray(square_of(picture, size))
+    except UnreadableError:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
+        raise UnreadableError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+
+
+def square_of(picture: Image.Image, size: int) -> Image.Image:
+    """The central square, upright, in RGB and of that size."""
+    picture = to_rgb(ImageOps.exif_transpose(picture))
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    square = picture.crop((left, top, left + side, top + side))
+    return square.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+
+
+def to_rgb(picture: Image.Image) -> Image.Image:
+    """Any mode as RGB: 16 bits are scaled to 8, transparency shows white, palettes are looked up."""
+    if picture.mode.startswith("I") or picture.mode == "F":
+        values = np.asarray(picture, dtype=np.float64)
+        # 16-bit files come as I;16 or as I, whose range is that of the file.
+        scale = 257 if picture.mode != "F" and values.max(initial=0) > 255 else 1
+        picture = Image.fromarray((values / scale).clip(0, 255).round().astype(np.uint8))
+    if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
+        layer = picture.convert("RGBA")
+        picture = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return picture.convert("RGB")
+
+
+def read_squares(
+    paths: Sequence[Path], size: int, *, workers: int | None = None
+) -> Iterator[NDArray[np.uint8] | UnreadableError]:
+    """All pictures in order, decoded in worker processes; an UnreadableError in place of a bad one.
+
+    Only a few chunks are under way at a time: memory does not grow with the number of pictures.
+    """
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    chunks = [paths[start : start + CHUNK] for start in range(0, len(paths), CHUNK)]
+    if workers < 2 or len(chunks) < 2:
+        for chunk in chunks:
+            yield from _read_chunk(chunk, size)
+        return
+    # spawn: a forked child of a process with threads may hang.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        pending: deque[Future[list[NDArray[np.uint8] | UnreadableError]]] = deque()
+        for chunk in chunks:
+            pending.append(pool.submit(_read_chunk, chunk, size))
+            if len(pending) > 4 * workers:
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+
+
+def _read_chunk(paths: Sequence[Path], size: int) -> list[NDArray[np.uint8] | UnreadableError]:
+    results: list[NDArray[np.uint8] | UnreadableError] = []
+    for path in paths:
+        try:
+            results.append(read_square(path, size))
+        except UnreadableError as error:
+            results.append(error)
+    return results
+
+
+def is_picture(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def walk_pictures(folder: Path) -> Iterable[Path]:
+    """Picture files below a folder, sorted; links are followed, but no folder is entered twice."""
+    found: list[Path] = []
+    entered: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in entered:  # a link back to where we have been
+            folders.clear()
+            continue
+        entered.add(real)
+        found += [Path(place, name) for name in files if is_picture(name)]
+    return sorted(found)

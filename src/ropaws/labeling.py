@@ -1,0 +1,188 @@
+"""Labels for pictures: class, how sure, and whether the picture belongs to any class at all."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.data.pictures import UnreadableError, read_square, read_squares, square_of
+from ropaws.folder import LabeledEmbeddings, load_support
+from ropaws.methods import RoPAWS
+from ropaws.methods.ropaws import auto_prior_temperature
+from ropaws.run import Trained, load_run
+
+BATCH = 256
+KEPT = 0.95  # share of the labelled images that the default threshold takes for in-class
+TYPICAL_PRIOR = 0.7  # for runs of methods without a prior of their own
+
+
+class Prediction(NamedTuple):
+    """What a run says of one picture."""
+
+    path: str  # empty for pictures that are not files
+    label: str
+    confidence: float  # probability of that class, among the classes
+    in_domain: float  # probability of belonging to any of the classes
+    out_of_class: bool  # in_domain below the threshold
+    nearest: str  # the most similar labelled picture
+    similarity: float  # to it, -1 to 1
+    probabilities: tuple[float, ...]  # in the order of the run's class names
+
+
+class Unreadable(NamedTuple):
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A run made ready for pictures."""
+
+    trained: Trained
+    support: LabeledEmbeddings
+    prior_temperature: float
+    threshold: float
+    propagate: bool = False  # let the pictures of a batch vote for one another, Eq. (12)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.trained.facts.class_names
+
+    def __call__(self, squares: Tensor, names: Sequence[str]) -> list[Prediction]:
+        """Predict one batch.   squares (n, 3, size, size) uint8"""
+        points = self.trained.embed(squares)
+        votes = F.one_hot(self.support.labels, len(self.class_names)).to(points.dtype)
+        similarity, nearest = eq.cosine(points, self.support.embeddings).max(dim=1)
+        temperature = self.trained.config.method.temperature
+        if self.propagate:
+            probs, in_domain = eq.ropaws_posterior(
+                points,
+                self.support.embeddings,
+                votes,
+                temperature=temperature,
+                prior_temperature=self.prior_temperature,
+            )
+        else:
+            probs = eq.soft_nn(points, self.support.embeddings, votes, temperature=temperature)
+            in_domain = eq.in_domain_prior(
+                points, self.support.embeddings, temperature=self.prior_temperature
+            )
+        confidence, label = probs.max(dim=1)
+        files = self.trained.facts.labeled_names
+        return [
+            Prediction(
+                path=name,
+                label=self.class_names[int(label[i])],
+                confidence=float(confidence[i]),
+                in_domain=float(in_domain[i]),
+                out_of_class=bool(in_domain[i] < self.threshold),
+                nearest=files[int(nearest[i])]
+                if files
+                else str(int(self.trained.facts.split.indices[nearest[i]])),
+                similarity=float(similarity[i]),
+                probabilities=tuple(probs[i].tolist()),
+            )
+            for i, name in enumerate(names)
+        ]
+
+
+def load_predictor(
+    run: Path | str, *, threshold: float | None = None, propagate: bool = False, device: str | None = None
+) -> Predictor:
+    """A run, with the threshold given or the one that suits its labelled images."""
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"threshold must be a probability from 0 to 1, got {threshold}")
+    run = Path(run)
+    trained = load_run(run, channels=3, device=device)
+    support = load_support(run)
+    others = nearest_fellow(support)
+    method = trained.config.method
+    typical = method.typical_prior if isinstance(method, RoPAWS) else TYPICAL_PRIOR
+    gap = float((1 - others).mean()) if len(others) else math.nan
+    prior_temperature = auto_prior_temperature(gap, typical)
+    if threshold is None:
+        threshold = default_threshold(others, prior_temperature)
+    return Predictor(trained, support, prior_temperature, threshold, propagate)
+
+
+def nearest_fellow(support: LabeledEmbeddings) -> Tensor:
+    """Similarity of each labelled image to the nearest other one of its class; none for lone ones."""
+    same = support.labels[:, None] == support.labels
+    same.fill_diagonal_(False)
+    nearest = eq.cosine(support.embeddings, support.embeddings).masked_fill(~same, -math.inf).amax(dim=1)
+    return nearest[nearest.isfinite()]
+
+
+def default_threshold(fellows: Tensor, prior_temperature: float) -> float:
+    """The in-domain probability that 95 % of the labelled images reach, each judged by the others."""
+    if len(fellows) == 0:
+        return 0.5
+    priors = ((fellows - 1).clamp_max(0) / prior_temperature).exp()
+    return float(priors.quantile(1 - KEPT))
+
+
+def predict_files(predictor: Predictor, paths: Sequence[Path]) -> Iterator[Prediction | Unreadable]:
+    """Predictions, a batch in memory at a time."""
+    squares: list[NDArray[np.uint8]] = []
+    names: list[str] = []
+    for path, square in zip(
+        paths, read_squares(paths, predictor.trained.config.data.picture_size), strict=True
+    ):
+        if isinstance(square, UnreadableError):
+            yield Unreadable(str(path), str(square))
+            continue
+        squares.append(square)
+        names.append(str(path))
+        if len(squares) == BATCH:
+            yield from predictor(_stack(squares), names)
+            squares, names = [], []
+    if squares:
+        yield from predictor(_stack(squares), names)
+
+
+def _stack(squares: Sequence[NDArray[np.uint8]]) -> Tensor:
+    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
+
+
+def _square(image: Path | str | Image.Image | NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    if isinstance(image, Path | str):
+        try:
+            return read_square(Path(image), size)
+        except UnreadableError as error:
+            raise ValueError(f"{image} cannot be read ({error})") from None
+    picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    return np.asarray(square_of(picture, size))
+
+
+def predict(
+    run: Path | str,
+    images: Iterable[Path | str | Image.Image | NDArray[np.uint8]],
+    *,
+    threshold: float | None = None,
+    propagate: bool = False,
+    device: str | None = None,
+) -> list[Prediction]:
+    """Labels for pictures: paths, Pillow images, or arrays (h, w[, 3]) of uint8.
+
+    A path that cannot be read raises ValueError; `ropaws predict` lists such files and goes on.
+    """
+    predictor = load_predictor(run, threshold=threshold, propagate=propagate, device=device)
+    size = predictor.trained.config.data.picture_size
+    squares, names = [], []
+    for image in images:
+        squares.append(_square(image, size))
+        names.append(str(image) if isinstance(image, Path | str) else "")
+    predictions: list[Prediction] = []
+    for start in range(0, len(squares), BATCH):
+        stop = start + BATCH
+        predictions += predictor(_stack(squares[start:stop]), names[start:stop])
+    return predictions

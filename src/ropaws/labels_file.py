@@ -1,0 +1,187 @@
+"""Predictions on disk: tables, and pictures sorted into folders."""
+
+import csv
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ropaws.labeling import Prediction, Predictor, Unreadable, predict_files
+from ropaws.training.checkpoint import write_json
+from ropaws.training.progress import watch_files
+
+OUT_OF_CLASS = "out-of-class"
+
+
+@dataclass(frozen=True)
+class PredictSettings:
+    """What to write, and where."""
+
+    out: Path
+    top: int | None = None
+    sort_into: Path | None = None
+    move: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was written."""
+
+    counts: dict[str, int]  # pictures by label, out-of-class ones apart
+    unreadable: list[Unreadable]
+
+    @property
+    def labelled(self) -> int:
+        return sum(self.counts.values())
+
+
+def label_files(
+    predictor: Predictor, paths: Sequence[Path], settings: PredictSettings, console: Console
+) -> Summary:
+    """Predict, write the table and its facts, sort the files where asked; nothing is held but a batch."""
+    counts: Counter[str] = Counter()
+    unreadable: list[Unreadable] = []
+    moves: list[Prediction] = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        watched = watch_files(console)(predict_files(predictor, paths), "Labelling", len(paths))
+        for prediction in watched:
+            if isinstance(prediction, Unreadable):
+                unreadable.append(prediction)
+                continue
+            counts[OUT_OF_CLASS if prediction.out_of_class else prediction.label] += 1
+            if settings.sort_into is not None:
+                moves.append(prediction._replace(probabilities=()))
+            yield columns(prediction, predictor.class_names, settings.top)
+
+    write_labels(settings.out, rows())
+    summary = Summary(dict(sorted(counts.items())), unreadable)
+    write_json(settings.out.with_name(settings.out.name + ".json"), _facts(predictor, summary))
+    # Sorted last: the table is safe before a file is touched.
+    for prediction in moves:
+        assert settings.sort_into is not None
+        sort_file(prediction, settings.sort_into, move=settings.move)
+    return summary
+
+
+def _facts(predictor: Predictor, summary: Summary) -> dict[str, Any]:
+    return {
+        "class_names": list(predictor.class_names),
+        "threshold": predictor.threshold,
+        "prior_temperature": predictor.prior_temperature,
+        "propagate": predictor.propagate,
+        "pictures": summary.counts,
+        "unreadable": [[repr(path), reason] for path, reason in summary.unreadable],
+    }
+
+
+def columns(prediction: Prediction, class_names: Sequence[str], top: int | None) -> dict[str, Any]:
+    """A row: the fields, then the probability of each class, or of the most likely ones."""
+    row: dict[str, Any] = {
+        "path": prediction.path,
+        "label": prediction.label,
+        "confidence": round(prediction.confidence, 6),
+        "in_domain": round(prediction.in_domain, 6),
+        "out_of_class": prediction.out_of_class,
+        "nearest": prediction.nearest,
+        "similarity": round(prediction.similarity, 6),
+    }
+    ranked = sorted(zip(prediction.probabilities, class_names, strict=True), key=lambda pair: -pair[0])
+    if top is None:
+        named = zip(class_names, prediction.probabilities, strict=True)
+        return row | {f"p({name})": round(value, 6) for name, value in named}
+    for place, (value, name) in enumerate(ranked[:top], start=1):
+        row |= {f"top{place}": name, f"p{place}": round(value, 6)}
+    return row
+
+
+def write_labels(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows as they come to .csv or .jsonl, or at the end to .parquet; the number of rows."""
+    writers: dict[str, Callable[[Path, Iterable[dict[str, Any]]], int]] = {
+        ".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet,
+    }  # fmt: skip
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        count = writers[path.suffix.lower()](temporary, rows)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+def check_target(path: Path) -> None:
+    if path.suffix.lower() not in (".csv", ".jsonl", ".parquet"):
+        raise ValueError(f"--out must end in .csv, .jsonl or .parquet, got {path.name}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"--out: no folder {path.parent}; make it first")
+
+
+def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    # Names that are not UTF-8 are written as they are on disk.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = None
+        for row in rows:
+            if writer is None:
+                writer = csv.DictWriter(file, list(row))
+                writer.writeheader()
+            writer.writerow(row)
+            count += 1
+    return count
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row) + "\n")
+            count += 1
+    return count
+
+
+def _write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError("--out: parquet needs pyarrow; pip install 'ropaws[parquet]'") from None
+    listed = [{k: _as_text(v) for k, v in row.items()} for row in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(listed), path)
+    return len(listed)
+
+
+def _as_text(value: Any) -> Any:
+    return (
+        value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if isinstance(value, str)
+        else value
+    )
+
+
+def sort_file(prediction: Prediction, target: Path, *, move: bool) -> Path:
+    """Put a picture into the folder of its class, or of none; a name that is taken gets a number."""
+    folder = target / (OUT_OF_CLASS if prediction.out_of_class else folder_name(prediction.label))
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Path(prediction.path)
+    place = folder / source.name
+    number = 1
+    while place.exists():
+        number += 1
+        place = folder / f"{source.stem} ({number}){source.suffix}"
+    if move:
+        shutil.move(source, place)
+    else:
+        shutil.copy2(source, place)
+    return place
+
+
+def folder_name(label: str) -> str:
+    """A label as one folder's name: it can lead neither up nor elsewhere."""
+    name = re.sub(r"[/\\\0]", "_", label).strip()
+    return f"_{name}" if name in ("", ".", "..", OUT_OF_CLASS) else name

@@ -1,0 +1,120 @@
+"""Settings that fit a person's own pictures: what to choose, and why."""
+
+import re
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from ropaws.config import RunConfig, TrainConfig
+from ropaws.data.augment import AugmentConfig
+from ropaws.data.files import merge
+from ropaws.data.listing import Listing, list_labeled, list_unlabeled
+from ropaws.data.samplers import SupportConfig
+from ropaws.data.sources import DataConfig
+from ropaws.methods import RoPAWS
+from ropaws.models import ModelConfig
+from ropaws.training.hardware import choose_device
+from ropaws.training.optim import OptimConfig
+
+SIZES = (28, 32, 48, 64, 96, 128, 224)
+SAMPLE = 200  # pictures whose size is looked at
+EPOCHS = 30
+SUPPORT_ROWS = 80  # labelled views a step to aim for
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A config, and a line a decision."""
+
+    config: RunConfig
+    reasons: tuple[str, ...]
+
+
+def fit_settings(
+    labeled: Path, unlabeled: tuple[Path, ...], test: Path | None = None, *, device: str = "auto"
+) -> Choice:
+    """Look at the pictures and the machine, and choose size, network, batches and steps."""
+    labels = list_labeled(labeled)
+    train = merge([labels, *(list_unlabeled(source) for source in unlabeled)])
+    gpu = choose_device(device).type != "cpu"
+    size, why_size = _choose_size(train, gpu)
+    backbone = _choose_backbone(size, gpu)
+    support, why_support = _choose_support(labels)
+    pool = len(train.paths)
+    batch = max(2, min(256 if gpu else 128, pool // 4))
+    steps = min(20_000, max(300, EPOCHS * pool // batch))
+    config = RunConfig(
+        method=RoPAWS(prior_temperature="auto", typical_prior=0.4, reweight_entropy=True),
+        model=ModelConfig(backbone=backbone),
+        data=DataConfig(
+            source="files",
+            labeled=labeled,
+            unlabeled=unlabeled,
+            test=test,
+            picture_size=round(size * 8 / 7),
+            labels_per_class=None,
+        ),
+        augment=AugmentConfig(
+            size=size, small_crops=6 if gpu else 2, small_size=max(8, round(0.6 * size)), scale=(0.5, 1.0)
+        ),
+        support=support,
+        optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=steps // 10),
+        train=TrainConfig(steps=steps, batch=batch, device=device, checkpoint_every=max(20, steps // 20)),
+    )
+    reasons = (
+        why_size,
+        f"backbone {backbone}: for views of {size} px on {'a GPU' if gpu else 'a CPU'}",
+        why_support,
+        f"{steps} steps of {batch}: {EPOCHS} times through {pool:,} pictures, but 300 to 20,000 steps",
+    )
+    return Choice(config, reasons)
+
+
+def _choose_size(train: Listing, gpu: bool) -> tuple[int, str]:
+    sides = []
+    for path in train.paths[:: max(1, len(train.paths) // SAMPLE)]:
+        try:
+            with Image.open(path) as picture:  # reads the header only
+                sides.append(min(picture.size))
+        except Exception:  # whatever Pillow raises on a damaged file; reported when it is decoded
+            continue
+    if not sides:
+        raise ValueError(f"no readable picture among {len(train.paths)}, the first is {train.paths[0]}")
+    typical = statistics.median(sides)
+    most = 224 if gpu else 64
+    size = max((s for s in SIZES if s <= min(typical, most)), default=SIZES[0])
+    limit = "" if typical <= most else f", at most {most} on {'a GPU' if gpu else 'a CPU'}"
+    return size, f"views of {size} px: the typical picture's shorter side is {typical:.0f} px{limit}"
+
+
+def _choose_backbone(size: int, gpu: bool) -> str:
+    if not gpu:
+        return "small"
+    return "wrn-28-2" if size <= 48 else "resnet18" if size <= 96 else "resnet50"
+
+
+def _choose_support(labels: Listing) -> tuple[SupportConfig, str]:
+    known = [label for label in labels.labels if label is not None]
+    counts = [known.count(name) for name in set(known)]
+    classes = min(len(counts), 100)
+    images = max(1, min(8, int(statistics.median(counts))))
+    views = max(1, min(8, round(SUPPORT_ROWS / (classes * images))))
+    chosen = SupportConfig(
+        classes=None if classes == len(counts) else classes, images_per_class=images, views=views
+    )
+    fewest, most = min(counts), max(counts)
+    why = (
+        f"support of {classes} classes x {images} pictures x {views} views:"
+        f" {len(counts)} classes have {fewest} to {most} labels"
+    )
+    return chosen, why
+
+
+def parse_budget(text: str) -> float:
+    """'90s', '20m', '1.5h' in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"--budget must be a time such as 90s, 20m or 1.5h, got {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
