@@ -71,6 +71,15 @@ def test_without_prediction_head_z_is_h_and_with_one_it_is_not():
     assert (predicted.h - predicted.z).abs().max() > 0.01
 
 
+def test_h_is_the_projection_and_z_the_prediction_of_it():
+    model = build_encoder(ModelConfig(backbone="small", prediction_hidden=8), channels=1).eval()
+    images = torch.rand(4, 1, 16, 16)
+    (out,) = model([images])
+    raw = model.projection(model.backbone(images))
+    torch.testing.assert_close(out.h, torch.nn.functional.normalize(raw, dim=1))
+    torch.testing.assert_close(out.z, torch.nn.functional.normalize(model.prediction(raw), dim=1))
+
+
 def test_crops_of_one_size_go_through_as_one_batch():
     model = build_encoder(ModelConfig(backbone="small", projection_dims=8), channels=1)
     passes = []

@@ -14,10 +14,18 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid #8886; }
 th:first-child, td:first-child { text-align: left; }
+td { white-space: nowrap; }
 img { max-width: 100%; background: white; border-radius: 6px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; }
 dd { margin: 0; }
 """
+
+
+def _plain(value: object) -> str:
+    """A group of settings as words: 'size 28, scale 0.75 1.0'."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_plain(item)}" for name, item in value.items())
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def write_demo_page(path: Path, results: Results, settings: Mapping[str, object], figure: Path) -> None:
@@ -27,7 +35,9 @@ def write_demo_page(path: Path, results: Results, settings: Mapping[str, object]
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>"
         for row in comparison_rows(results)
     )
-    facts = "".join(f"<dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd>" for k, v in settings.items())
+    facts = "".join(
+        f"<dt>{html.escape(k)}</dt><dd>{html.escape(_plain(v))}</dd>" for k, v in settings.items()
+    )
     picture = base64.b64encode(figure.read_bytes()).decode()
     path.write_text(
         f"""<!doctype html>
