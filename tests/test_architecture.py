@@ -16,7 +16,7 @@ LEVELS = {
     "config": 4, "folder": 4,
     "run": 5, "recipes": 5, "own_data": 5,
     "demo": 6, "labeling": 6,
-    "labels_file": 7,
+    "labels_file": 7, "options": 7,
     "cli": 8,
     "__main__": 9, "__init__": 9,
 }  # fmt: skip

@@ -138,6 +138,20 @@ def test_ropaws_loss_matches_the_paper(power, reweight_entropy):
     close(losses.parts["weight"], np.mean(weights))
 
 
+def test_one_hot_labels_may_be_whole_numbers():
+    whole = LABELS.long()
+    votes = eq.neighbor_weights(QUERIES, SUPPORT, temperature=0.1, label_ratio=5.0)
+    for function, arguments in (
+        (eq.soft_nn, {}),
+        (eq.ropaws_posterior, {}),
+        (eq.class_log_density, {"temperature": 0.1}),
+    ):
+        actual, expected = (function(QUERIES, SUPPORT, labels, **arguments) for labels in (whole, LABELS))
+        torch.testing.assert_close(actual, expected)
+    close(eq.propagate(*votes, whole), eq.propagate(*votes, LABELS))
+    close(eq.propagate(*votes, whole, iterations=3), eq.propagate(*votes, LABELS, iterations=3))
+
+
 # --- limits ---------------------------------------------------------------------------------------
 
 

@@ -1,21 +1,15 @@
 """Command line: parse, call, print."""
 
 import argparse
-import contextlib
-import dataclasses
-import io
-import itertools
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import NoReturn
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
@@ -26,12 +20,11 @@ from ropaws.data.listing import list_unlabeled
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.naming import nearest
+from ropaws.options import Evaluate, Predict, Recipes, Train, check_flags, parse
 from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, evaluate, resume, train
 from ropaws.training.loop import TrainingDivergedError
-
-Command = TypeVar("Command")
 
 OVERVIEW = """usage: ropaws COMMAND [options]
 
@@ -45,87 +38,6 @@ commands:
   recipes    list the published runs, or show one
 
 `ropaws COMMAND --help` explains a command."""
-
-
-@dataclass(frozen=True)
-class Train:
-    """Train a model into a run folder: on your own pictures, from a recipe or from a config.json.
-
-    ropaws train --labeled photos/labeled --unlabeled photos/pile --out runs/mine
-
-    ropaws train --recipe demo --method paws --train.seed 1 --out runs/mine
-
-    ropaws train runs/mine/config.json --out runs/again
-
-    ropaws train --resume runs/mine
-    """
-
-    run: Annotated[tyro.conf.AvoidSubcommands[RunConfig], tyro.conf.arg(name="")]
-    config: tyro.conf.Positional[Path | None] = None
-    """A config.json to repeat, perhaps with changes; comes first."""
-    recipe: str | None = None
-    """A published run to start from; `ropaws recipes` lists them."""
-    method: str | None = None
-    """Another method than the recipe's, with its own defaults: supervised, paws or ropaws."""
-    out: Path | None = None
-    """The run folder; by default runs/RECIPE-METHOD-seedN."""
-    labeled: Path | None = None
-    """Your own pictures: a folder with a folder for each class, or a table of path and label."""
-    unlabeled: tuple[Path, ...] = ()
-    """With --labeled: folders of anything, walked to the bottom, or tables of paths."""
-    test: Path | None = None
-    """With --labeled: pictures to test on; classes that --labeled does not have are out-of-class."""
-    budget: str | None = None
-    """Train for about this long: 90s, 20m, 1.5h."""
-    resume: Path | None = None
-    """Go on with an interrupted run; takes no other option."""
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Test a run on the test images of its data; also written to RUN/evaluation.json."""
-
-    run: tyro.conf.Positional[Path]
-    """A run folder."""
-    device: str | None = None
-    """Where to compute; by default as the run was trained: auto, cpu, cuda ..."""
-    json: bool = False
-    """Print JSON instead of a table."""
-
-
-@dataclass(frozen=True)
-class Predict:
-    """Label pictures with a trained run: class, confidence, and whether they belong to any class.
-
-    ropaws predict runs/mine photos/pile --out labels.csv
-    """
-
-    run: tyro.conf.Positional[Path]
-    """A run folder."""
-    sources: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders, walked to the bottom, pictures, or tables of paths."""
-    out: Path
-    """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it."""
-    threshold: float | None = None
-    """In-domain probability below which a picture is out-of-class; by default from the labelled pictures."""
-    top: int | None = None
-    """Only the most likely classes, instead of a column for each."""
-    propagate: bool = False
-    """Let the pictures vote for one another, a batch at a time: better labels from a large pile."""
-    copy_to: Path | None = None
-    """Also copy the pictures there, into a folder for each class and one for out-of-class."""
-    move_to: Path | None = None
-    """Move them instead."""
-    device: str | None = None
-    """Where to compute; by default as the run was trained."""
-
-
-@dataclass(frozen=True)
-class Recipes:
-    """List the published runs, or show all settings of one."""
-
-    name: tyro.conf.Positional[str | None] = None
-    """A recipe to show as JSON."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -176,8 +88,8 @@ def _dispatch(arguments: list[str]) -> None:
 def _demo(arguments: list[str]) -> None:
     from ropaws.demo import Demo, run_demo  # loads matplotlib, which the other commands do without
 
-    _check_flags(arguments, Demo)
-    run_demo(_parse(Demo, "demo", arguments), Console())
+    check_flags(arguments, Demo)
+    run_demo(parse(Demo, "demo", arguments), Console())
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -208,8 +120,8 @@ def _train(arguments: list[str]) -> None:
         base = _base_config(first, chosen.recipe, wants_help)
     if chosen.method is not None and chosen.method != method_name(base.method):
         base = replace(base, method=make_method(chosen.method))
-    _check_flags(arguments, Train, base)
-    command = _parse(Train, "train", arguments, default=Train(run=base))
+    check_flags(arguments, Train, base)
+    command = parse(Train, "train", arguments, default=Train(run=base))
     if command.config is not None and first is None:
         raise ValueError(
             f"stray argument {str(command.config)!r}; a config.json comes first, before the options"
@@ -256,8 +168,8 @@ def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> Ru
 
 
 def _evaluate(arguments: list[str]) -> None:
-    _check_flags(arguments, Evaluate)
-    command = _parse(Evaluate, "evaluate", arguments)
+    check_flags(arguments, Evaluate)
+    command = parse(Evaluate, "evaluate", arguments)
     results = evaluate(command.run, device=command.device)
     if command.json:
         print(json.dumps(results, indent=2))
@@ -272,8 +184,8 @@ def _evaluate(arguments: list[str]) -> None:
 
 
 def _predict(arguments: list[str]) -> None:
-    _check_flags(arguments, Predict)
-    command = _parse(Predict, "predict", arguments)
+    check_flags(arguments, Predict)
+    command = parse(Predict, "predict", arguments)
     if command.top is not None and command.top < 1:
         raise ValueError(f"--top must be at least 1, got {command.top}")
     if command.copy_to is not None and command.move_to is not None:
@@ -303,8 +215,8 @@ def _predict(arguments: list[str]) -> None:
 
 
 def _recipes(arguments: list[str]) -> None:
-    _check_flags(arguments, Recipes)
-    command = _parse(Recipes, "recipes", arguments)
+    check_flags(arguments, Recipes)
+    command = parse(Recipes, "recipes", arguments)
     if command.name is not None:
         print(json.dumps(to_json(recipes.get(command.name)), indent=2))
         return
@@ -315,44 +227,3 @@ def _recipes(arguments: list[str]) -> None:
         table.add_row(name, " ".join((recipe.__doc__ or "").split()))
     Console().print(table)
     print("Train one with `ropaws train --recipe NAME`.")
-
-
-def _parse(
-    command: type[Command], name: str, arguments: Sequence[str], default: Command | None = None
-) -> Command:
-    """Options as a dataclass; what tyro says of a bad one in a box becomes one line."""
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            if default is None:
-                return tyro.cli(command, prog=f"ropaws {name}", args=arguments)
-            return tyro.cli(command, prog=f"ropaws {name}", args=arguments, default=default)
-    except SystemExit as end:
-        if not end.code:
-            raise
-        inside = [line.strip("│ ") for line in said.getvalue().splitlines() if line.startswith("│")]
-        message = list(itertools.takewhile(lambda line: not line.startswith("──"), inside))
-        raise ValueError(
-            re.sub(r"^Error parsing [A-Z\w.]+: ", "", " ".join(message)) or said.getvalue()
-        ) from None
-
-
-def _check_flags(arguments: Sequence[str], command: type, base: RunConfig | None = None) -> None:
-    """One line with the nearest true name for an unknown option, before the parser sees it."""
-    known = {"-h", "--help", *_flags(command, "--")}
-    for section in () if base is None else dataclasses.fields(base):
-        known |= _flags(type(getattr(base, section.name)), f"--{section.name}.")
-    for argument in arguments:
-        name = argument.split("=")[0].replace("_", "-")
-        if name.startswith("--") and name not in known:
-            raise ValueError(f"unknown option {name}, did you mean {nearest(name, sorted(known))}?")
-
-
-def _flags(settings: type, prefix: str) -> set[str]:
-    """The options that tyro makes of a dataclass's fields."""
-    flags = set()
-    for field in dataclasses.fields(settings):
-        if "Positional" not in str(field.type):
-            name = field.name.replace("_", "-")
-            flags |= {f"{prefix}{name}", f"{prefix}no-{name}"} if field.type is bool else {f"{prefix}{name}"}
-    return flags

@@ -212,7 +212,8 @@ def _log_weighted_kernel_sum(log_kernel: Tensor, weights: Tensor) -> Tensor:
 
     log_kernel (u, n), weights (n, c)  ->  (u, c)
     """
-    log_weights = torch.where(weights > 0, weights.clamp_min(TINY).log(), LOG_ZERO).to(log_kernel.dtype)
+    weights = weights.to(log_kernel.dtype)
+    log_weights = torch.where(weights > 0, weights.clamp_min(TINY).log(), LOG_ZERO)
     return torch.stack([torch.logsumexp(log_kernel + column, dim=1) for column in log_weights.T], dim=1)
 
 
@@ -286,7 +287,7 @@ def propagation_step(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor, p
     q' = S p + U q                                                                  [Eq. (10)]
     to_support S (u, s), to_unlabeled U (u, u), labels p (s, c), probs q (u, c)  ->  (u, c)
     """
-    return to_support @ labels + to_unlabeled @ probs
+    return to_support @ labels.to(to_support.dtype) + to_unlabeled @ probs
 
 
 @_in_full_precision
