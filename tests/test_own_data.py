@@ -141,6 +141,40 @@ def test_unreadable_pictures_are_left_out_listed_and_too_many_are_an_error(photo
     assert "10 of 55 pictures cannot be read, first:" in said
 
 
+def test_check_finds_what_is_wrong(photos, capsys):
+    pile, labeled = photos / "pile", photos / "labeled"
+    main(["check", "--labeled", str(labeled), "--unlabeled", str(pile), "--test", str(photos / "test")])
+    text = capsys.readouterr().out
+    assert "Nothing to mend was found." in text
+    assert "36 px" in text
+    (pile / "broken.png").write_bytes(b"broken")
+    Image.new("RGB", (5, 5), "green").save(pile / "tiny.png")
+    (pile / "copy.png").write_bytes((pile / "rows-0.png").read_bytes())
+    with Image.open(labeled / "rows" / "0.png") as picture:
+        picture.save(labeled / "block" / "the-same.bmp")  # a copy in another format, with another label
+    (photos / "test" / "rows" / "leak.png").write_bytes((pile / "rows-1.png").read_bytes())
+    (labeled / "lone").mkdir()
+    Image.new("RGB", (40, 40), "red").save(labeled / "lone" / "1.png")
+    out = photos / "findings.json"
+    main(["check", "--labeled", str(labeled), "--unlabeled", str(pile), "--test", str(photos / "test"),
+          "--json", str(out)])  # fmt: skip
+    text = capsys.readouterr().out
+    for line in (
+        "1 pictures cannot be read",
+        "1 pictures are smaller than 16 px",
+        "2 groups of pictures look the same\n",
+        "1 groups of pictures look the same, with different labels",
+        "1 test pictures are in the training set too",
+        "classes with a single label: lone",
+    ):
+        assert line in text
+    findings = json.loads(out.read_text())
+    assert findings["classes"] == {"block": 4, "columns": 3, "lone": 1, "rows": 3}
+    assert findings["unreadable"][0][0].endswith("broken.png")
+    assert {Path(p).name for p in findings["conflicts"][0]} == {"0.png", "the-same.bmp"}
+    assert [Path(p).name for p in findings["test_in_train"][0]] == ["leak.png", "rows-1.png"]
+
+
 def test_settings_fit_the_data_and_say_why(photos):
     choice = fit_settings(photos / "labeled", (photos / "pile",), device="cpu")
     config = choice.config

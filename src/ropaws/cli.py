@@ -15,16 +15,19 @@ from rich.table import Table
 
 from ropaws import recipes
 from ropaws.config import RunConfig, make_method, method_name, read_config, to_json
+from ropaws.data.check import check_data
 from ropaws.data.files import merge
 from ropaws.data.listing import list_unlabeled
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.naming import nearest
-from ropaws.options import Evaluate, Predict, Recipes, Train, check_flags, parse
+from ropaws.options import Check, Evaluate, Predict, Recipes, Train, check_flags, parse
 from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, evaluate, resume, train
+from ropaws.training.checkpoint import write_json
 from ropaws.training.loop import TrainingDivergedError
+from ropaws.training.progress import watch_files
 
 OVERVIEW = """usage: ropaws COMMAND [options]
 
@@ -32,6 +35,7 @@ Robust semi-supervised learning from a few labels and an uncurated pile of image
 
 commands:
   demo       compare supervised, PAWS and RoPAWS on embedded images: a table and a page
+  check      look at your own pictures before training
   train      train a model; every setting is an option
   evaluate   test a trained run
   predict    label pictures with a trained run, and tell which belong to no class
@@ -64,6 +68,7 @@ def _fail(message: str, code: int) -> None:
 def _dispatch(arguments: list[str]) -> None:
     commands: dict[str, Callable[[list[str]], None]] = {
         "demo": _demo,
+        "check": _check,
         "train": _train,
         "evaluate": _evaluate,
         "predict": _predict,
@@ -181,6 +186,25 @@ def _evaluate(arguments: list[str]) -> None:
         if key in results:
             table.add_row(name, f"{results[key]:.1f}" if key == "seconds" else f"{100 * results[key]:.1f} %")
     Console().print(table)
+
+
+def _check(arguments: list[str]) -> None:
+    check_flags(arguments, Check)
+    command = parse(Check, "check", arguments)
+    watch = watch_files(Console(stderr=True))
+    findings = check_data(command.labeled, command.unlabeled, command.test, watch=watch)
+    table = Table(title=f"Pictures; the typical shorter side is {findings.typical_side:.0f} px")
+    table.add_column("class")
+    table.add_column("labelled", justify="right")
+    table.add_column("test", justify="right")
+    for name in sorted(findings.classes | findings.test):
+        table.add_row(name, f"{findings.classes.get(name, 0):,}", f"{findings.test.get(name, 0):,}")
+    table.add_row("(unlabelled)", f"{findings.unlabeled:,}", "")
+    Console().print(table)
+    for line in findings.warnings() or ["Nothing to mend was found."]:
+        print(line)
+    if command.json is not None:
+        write_json(command.json, findings.to_json())
 
 
 def _predict(arguments: list[str]) -> None:

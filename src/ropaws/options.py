@@ -92,6 +92,23 @@ class Predict:
 
 
 @dataclass(frozen=True)
+class Check:
+    """Look at your own pictures before training: counts, unreadable files, copies, conflicting labels.
+
+    ropaws check --labeled photos/labeled --unlabeled photos/pile
+    """
+
+    labeled: Path
+    """A folder with a folder for each class, or a table of path and label."""
+    unlabeled: tuple[Path, ...] = ()
+    """Folders of anything, or tables of paths."""
+    test: Path | None = None
+    """Pictures to test on, like --labeled."""
+    json: Path | None = None
+    """Also write everything that was found to this file."""
+
+
+@dataclass(frozen=True)
 class Recipes:
     """List the published runs, or show all settings of one."""
 

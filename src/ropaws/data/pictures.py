@@ -1,12 +1,14 @@
 """Picture files of any kind as squares of RGB pixels."""
 
+import functools
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif"
 # A picture of more pixels than this is taken for a decompression bomb and not decoded.
 MOST_PIXELS = 200_000_000
 CHUNK = 32  # pictures a worker takes at a time
+
+R = TypeVar("R")
 
 
 class UnreadableError(Exception):
@@ -66,35 +70,42 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 def read_squares(
     paths: Sequence[Path], size: int, *, workers: int | None = None
 ) -> Iterator[NDArray[np.uint8] | UnreadableError]:
-    """All pictures in order, decoded in worker processes; an UnreadableError in place of a bad one.
+    """All pictures in order, decoded in worker processes; an UnreadableError in place of a bad one."""
+    return in_workers(functools.partial(_read_or_error, size=size), paths, workers=workers)
+
+
+def _read_or_error(path: Path, size: int) -> NDArray[np.uint8] | UnreadableError:
+    try:
+        return read_square(path, size)
+    except UnreadableError as error:
+        return error
+
+
+def in_workers(
+    function: Callable[[Path], R], paths: Sequence[Path], *, workers: int | None = None
+) -> Iterator[R]:
+    """function(path) for every path, in order, in worker processes.
 
     Only a few chunks are under way at a time: memory does not grow with the number of pictures.
     """
     workers = (os.cpu_count() or 1) if workers is None else workers
     chunks = [paths[start : start + CHUNK] for start in range(0, len(paths), CHUNK)]
     if workers < 2 or len(chunks) < 2:
-        for chunk in chunks:
-            yield from _read_chunk(chunk, size)
+        yield from map(function, paths)
         return
     # spawn: a forked child of a process with threads may hang.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        pending: deque[Future[list[NDArray[np.uint8] | UnreadableError]]] = deque()
+        pending: deque[Future[list[R]]] = deque()
         for chunk in chunks:
-            pending.append(pool.submit(_read_chunk, chunk, size))
+            pending.append(pool.submit(_apply, function, chunk))
             if len(pending) > 4 * workers:
                 yield from pending.popleft().result()
         while pending:
             yield from pending.popleft().result()
 
 
-def _read_chunk(paths: Sequence[Path], size: int) -> list[NDArray[np.uint8] | UnreadableError]:
-    results: list[NDArray[np.uint8] | UnreadableError] = []
-    for path in paths:
-        try:
-            results.append(read_square(path, size))
-        except UnreadableError as error:
-            results.append(error)
-    return results
+def _apply(function: Callable[[Path], R], paths: Sequence[Path]) -> list[R]:
+    return [function(path) for path in paths]
 
 
 def is_picture(name: str) -> bool:
