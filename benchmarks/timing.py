@@ -32,7 +32,9 @@ def median_ratio(slow: list[float], fast: list[float]) -> float:
 
 
 def write_results(name: str, results: dict[str, object]) -> None:
-    """benchmarks/results/<name>.json, with what it was measured on."""
+    """Show and put into benchmarks/results/<name>.json, with what it was measured on."""
+    for key, value in results.items():
+        print(f"{key}: {value}")
     RESULTS.mkdir(exist_ok=True)
     machine = {
         "torch": torch.__version__,
@@ -41,5 +43,6 @@ def write_results(name: str, results: dict[str, object]) -> None:
         "python": platform.python_version(),
     }
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({**results, "machine": machine}, indent=2) + "\n")
+    before = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**before, **results, "machine": machine}, indent=2) + "\n")
     print(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")

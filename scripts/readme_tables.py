@@ -37,7 +37,7 @@ def speed() -> str:
         [
             f"- Augmentation is batched: {small['speedup']} times Pillow image by image at 32 px"
             f" ({large['speedup']} times at 96 px).",
-            f"- A RoPAWS step costs {cifar:.3f} times a PAWS step in the paper's CIFAR setting;"
+            f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
