@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -36,18 +35,17 @@ METHODS: dict[str, Method] = {
 }
 
 
-def training_steps(*, divide: int = 1) -> dict[str, Callable[[], None]]:
-    """One full step a method: views, forward, loss, backward, LARS. divide: a smaller batch."""
-    config = recipes.get("cifar10-400")
+def training_steps(recipe: str, *, channels: int, size: int, classes: int) -> dict[str, Callable[[], None]]:
+    """One full step a method on random images: views, forward, loss, backward, LARS."""
+    config = recipes.get(recipe)
     bf16 = use_bf16("auto", torch.device("cpu"))
-    images = torch.randint(0, 256, (4000, 3, 32, 32), dtype=torch.uint8)
+    images = torch.randint(0, 256, (4000, channels, size, size), dtype=torch.uint8)
     indices = torch.arange(4000)
-    data = TrainingData(images, indices, indices % 10, measure_normalization(images))
-    support = replace(config.support, images_per_class=config.support.images_per_class // divide)
-    stream = BatchStream(data, config.augment, support, 256 // divide, seed=0)
+    data = TrainingData(images, indices, indices % classes, measure_normalization(images))
+    stream = BatchStream(data, config.augment, config.support, config.train.batch, seed=0)
 
     def step_of(method: Method) -> Callable[[], None]:
-        model = build_encoder(config.model, channels=3, autocast=bf16)
+        model = build_encoder(config.model, channels=channels, autocast=bf16)
         optimizer = LARS(model.parameters(), lr=0.1)
 
         def step() -> None:
@@ -98,7 +96,7 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, object]:
 
 
 def memory_gain(turns: int) -> float:
-    """How much faster a step is when freed memory is kept, on an eighth of the batch.
+    """How much faster a step of the demo is when freed memory is kept.
 
     The setting is a process's own and what it has kept cannot be given back, so here processes
     take turns instead of functions.
@@ -117,8 +115,8 @@ def child(setting: str) -> None:
     """Print the median seconds of a few steps."""
     if setting == "keep":
         keep_freed_memory()
-    step = {"paws": training_steps(divide=8)["paws"]}
-    print(statistics.median(interleaved(step, 5, warm_up=2)["paws"]))
+    steps = training_steps("demo", channels=1, size=28, classes=5)
+    print(statistics.median(interleaved({"paws": steps["paws"]}, 25, warm_up=5)["paws"]))
 
 
 def main() -> None:
@@ -137,7 +135,8 @@ def main() -> None:
         write_results("step_time", {"keep_freed_memory_speedup": memory_gain(options.repeats)})
     keep_freed_memory()
     if options.only in (None, "cifar"):
-        write_results("step_time", {"cifar_step": summary(interleaved(training_steps(), options.repeats))})
+        steps = training_steps("cifar10-400", channels=3, size=32, classes=10)
+        write_results("step_time", {"cifar_step": summary(interleaved(steps, options.repeats))})
     gc.collect()
     if options.only in (None, "imagenet"):
         imagenet = loss_parts(unlabeled=4096, classes=960, images=7, dims=2048, crops=6)

@@ -39,7 +39,7 @@ def speed() -> str:
             f" ({large['speedup']} times at 96 px).",
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
-            f"- On Linux CPUs a step is {step['keep_freed_memory_speedup']} times as fast"
+            f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
         ]
     )
