@@ -82,6 +82,20 @@ def test_training_learns(data, tmp_path):
     assert results["ropaws"]["confidence_out"] < results["paws"]["confidence_out"]
 
 
+def test_a_network_that_tells_nothing_apart_is_said_to(data, tmp_path, capsys, monkeypatch):
+    """Embeddings in one point give the warning; spread ones do not."""
+    point = torch.nn.functional.normalize(torch.ones(1, 16), dim=1)
+    spread = torch.nn.functional.normalize(
+        torch.randn(64, 16, generator=torch.Generator().manual_seed(0)), dim=1
+    )
+    for rows, warned in ((point.expand(64, 16), True), (spread, False)):
+        monkeypatch.setattr(runs.Trained, "embed", lambda self, images, rows=rows: rows[: len(images)])
+        ropaws.train(tiny.config(data, steps=1), tmp_path / str(warned))
+        assert (
+            "hardly tells the labelled images apart" in capsys.readouterr().err.replace("\n", " ")
+        ) == warned
+
+
 def test_a_seed_repeats_a_run_and_another_one_does_not(data, tmp_path):
     one, again = (ropaws.train(tiny.config(data), tmp_path / name) for name in ("one", "again"))
     assert_same_run(one, again)

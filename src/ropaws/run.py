@@ -54,6 +54,11 @@ from ropaws.training.schedules import warmup_cosine
 from ropaws.version import __version__
 
 PROBE_STEPS = 6
+COLLAPSED = 0.98  # mean similarity of the labelled images above which nothing was told apart
+COLLAPSE_WARNING = (
+    "Warning: the network hardly tells the labelled images apart, so its labels mean little. Train longer"
+    " (--budget or --train.steps), or with milder views (--augment.solarize 0 --augment.equalize 0)."
+)
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -219,7 +224,10 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
                 raise TrainingStopped(run, step)
     save_model(run, parts.model)
     trained = Trained(config, parts.facts, parts.model.eval())
-    save_support(run, trained.embed(parts.corpus.train_images[parts.facts.split.indices]), parts.facts.split)
+    support = trained.embed(parts.corpus.train_images[parts.facts.split.indices])
+    save_support(run, support, parts.facts.split)
+    if float((support @ support.T).mean()) > COLLAPSED:
+        console.print(COLLAPSE_WARNING, highlight=False)
 
 
 def _learning_rate(config: RunConfig) -> Callable[[int], float]:
