@@ -78,6 +78,22 @@ def test_tables_name_paths_and_labels(photos):
     assert list_unlabeled(table).labels == (None, None, None)
 
 
+def test_parquet_tables_are_read_and_written(photos, trained, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"path": ["labeled/rows/0.png", "pile/noise-0.png"], "label": ["rows", None]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), photos / "labels.parquet")
+    assert list_labeled(photos / "labels.parquet").labels == ("rows", None)
+    run, _ = trained
+    out = tmp_path / "labels.parquet"
+    main(["predict", str(run), str(photos / "labels.parquet"), "--out", str(out)])
+    rows = pyarrow.parquet.read_table(out).to_pylist()
+    assert [Path(row["path"]).name for row in rows] == ["0.png", "noise-0.png"]
+    assert rows[0]["label"] in NAMES
+    assert sum(rows[0][f"p({name})"] for name in NAMES) == pytest.approx(1, abs=1e-4)
+
+
 def test_a_label_wins_over_no_label(photos):
     labelled, pile = list_labeled(photos / "labeled"), list_unlabeled(photos / "labeled")
     for order in ([labelled, pile], [pile, labelled]):
