@@ -17,6 +17,7 @@ from ropaws.data.files import load_files, merge
 from ropaws.data.listing import list_labeled, list_unlabeled
 from ropaws.labels_file import folder_name
 from ropaws.own_data import fit_settings, parse_budget
+from tests import tiny
 from tests.tiny import draw
 
 ROOT = Path(__file__).parent.parent
@@ -294,6 +295,14 @@ def test_predict_in_python_takes_paths_pictures_and_arrays(trained):
     assert not ropaws.predict(run, [path], threshold=0.0)[0].out_of_class
     with pytest.raises(ValueError, match="cannot be read"):
         ropaws.predict(run, [photos / "nowhere.png"])
+
+
+def test_a_run_on_grey_images_takes_any_picture(photos, tmp_path):
+    """As the demo's runs are: their pictures come as arrays of one channel."""
+    run = ropaws.train(tiny.config(tiny.write_data(tmp_path / "data.npz")), tmp_path / "run")
+    (prediction,) = ropaws.predict(run, [photos / "pile" / "rows-0.png"])
+    assert prediction.label in NAMES
+    assert prediction.nearest.isdigit()  # no file: the position in the training images
 
 
 def test_pictures_are_sorted_into_folders_and_nothing_is_overwritten(trained, tmp_path):

@@ -162,6 +162,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_json_keeps_names_that_are_not_utf8(tmp_path):
+    value = {"name": os.fsdecode(b"caf\xe9-\xff.png"), "other": "spaß"}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+
+
 def test_checkpoint_and_model_come_back(tmp_path):
     model = small_model()
     optimizer = LARS(model.parameters(), lr=1.0)

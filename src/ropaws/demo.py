@@ -134,7 +134,7 @@ def _draw(out: Path, console: Console) -> Path:
         chosen = slice(None, None, max(1, len(corpus.test_images) // FIGURE_POINTS))
         panels = {}
         for title, name in (("PAWS", "paws"), ("RoPAWS", "ropaws")):
-            trained = run.load_run(out / f"{name}-seed0", channels=corpus.channels)
+            trained = run.load_run(out / f"{name}-seed0")
             panels[title] = tsne(trained.embed(corpus.test_images[chosen]))
         path = out / "embeddings.png"
         truth = corpus.test_labels[chosen].numpy()

@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from ropaws import equations as eq
+from ropaws.data import image_ops
 from ropaws.data.pictures import UnreadableError, read_square, read_squares, square_of
 from ropaws.folder import LabeledEmbeddings, load_support
 from ropaws.methods import RoPAWS
@@ -59,6 +60,8 @@ class Predictor:
 
     def __call__(self, squares: Tensor, names: Sequence[str]) -> list[Prediction]:
         """Predict one batch.   squares (n, 3, size, size) uint8"""
+        if len(self.trained.facts.normalize.mean) == 1:  # a run on grey images
+            squares = image_ops.greyscale(squares.float()).round().to(torch.uint8)
         points = self.trained.embed(squares)
         votes = F.one_hot(self.support.labels, len(self.class_names)).to(points.dtype)
         similarity, nearest = eq.cosine(points, self.support.embeddings).max(dim=1)
@@ -102,7 +105,7 @@ def load_predictor(
     if threshold is not None and not 0 <= threshold <= 1:
         raise ValueError(f"threshold must be a probability from 0 to 1, got {threshold}")
     run = Path(run)
-    trained = load_run(run, channels=3, device=device)
+    trained = load_run(run, device=device)
     support = load_support(run)
     others = nearest_fellow(support)
     method = trained.config.method

@@ -278,12 +278,13 @@ class Trained:
         return embed(self.model, images, size=self.config.augment.size, normalize=self.facts.normalize)
 
 
-def load_run(run: Path | str, *, channels: int, device: str | None = None) -> Trained:
+def load_run(run: Path | str, *, device: str | None = None) -> Trained:
     """Network and data facts of a run folder; on the device it was trained for, or another."""
     run = Path(run)
     config = read_config(run / CONFIG)
     facts = read_facts(run)
     place = choose_device(device or config.train.device)
+    channels = len(facts.normalize.mean)
     model = build_encoder(config.model, channels=channels, autocast=use_bf16(config.train.precision, place))
     load_model(run, model)
     return Trained(config, facts, model.to(place).eval())
@@ -298,7 +299,7 @@ def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
     corpus = load_corpus(read_config(run / CONFIG).data, watch=watch_files(Console(stderr=True)))
     if len(corpus.test_images) == 0:
         raise ValueError(f"the data of {run} has no test images; evaluation needs some with labels")
-    trained = load_run(run, channels=corpus.channels, device=device)
+    trained = load_run(run, device=device)
     check_same_data(run, trained.facts, corpus)
     split = trained.facts.split
     results: dict[str, Any] = evaluate_soft_nn(

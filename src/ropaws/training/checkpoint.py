@@ -30,7 +30,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # Plain ASCII: file names that are not UTF-8 can be written and come back as they were.
+    text = json.dumps(value, indent=2) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
