@@ -49,7 +49,9 @@ def training_steps(recipe: str, *, channels: int, size: int, classes: int) -> di
         optimizer = LARS(model.parameters(), lr=0.1)
 
         def step() -> None:
-            losses = method.step(model, stream.views(0), stream.support_batch(0))
+            losses = method.step(
+                model, stream.views(0, stream.pixels(0)), stream.support_batch(0, stream.pixels(0))
+            )
             losses.total.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

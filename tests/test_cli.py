@@ -136,7 +136,7 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["train", "--recipe", "demo", "--data.labels-per-class", "101"], "ask for at most 100"),
         (["train", "--recipe", "demo", "--data.source", "x.npz"], "no data file at x.npz"),
         (["train", "--recipe", "demo", "--train.device", "cuda:99"], "cannot be used here"),
-        (["train", "--recipe", "cifar10-4"], "no CIFAR-10 below"),
+        (["train", "--recipe", "cifar10-4", "--data.no-download"], "no cifar10 below"),
         (["train", "nowhere.json"], "no file at nowhere.json"),
         (["train", "nowhere.json", "--recipe", "demo"], "not from both"),
         (["train", "--resume"], "--resume: expected one argument"),

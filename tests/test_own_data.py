@@ -13,8 +13,8 @@ from PIL import Image
 
 import ropaws
 from ropaws.cli import main
-from ropaws.data.files import load_files, merge
-from ropaws.data.listing import list_labeled, list_unlabeled
+from ropaws.data.listing import list_labeled, list_unlabeled, merge
+from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.labels_file import folder_name
 from ropaws.own_data import fit_settings, parse_budget
 from tests import tiny
@@ -61,7 +61,14 @@ def fails(capsys, *arguments):
 
 
 def test_folders_become_a_corpus(photos):
-    corpus = load_files(photos / "labeled", [photos / "pile", photos / "labeled"], photos / "test", size=16)
+    corpus = load_corpus(
+        DataConfig(
+            labeled=photos / "labeled",
+            unlabeled=(photos / "pile", photos / "labeled"),
+            test=photos / "test",
+            picture_size=16,
+        )
+    )
     assert corpus.class_names == ("block", "columns", "rows")
     assert corpus.train_images.shape == (9 + 36, 3, 16, 16)  # labelled pictures are in the pile once
     assert (corpus.train_labels + 1).bincount().tolist() == [36, 3, 3, 3]
@@ -75,7 +82,7 @@ def test_tables_name_paths_and_labels(photos):
     table.write_text("path,label\nlabeled/rows/0.png,rows\npile/noise-0.png,\nlabeled/block/1.png, block \n")
     listing = list_labeled(table)
     assert listing.labels == ("rows", None, "block")
-    assert [path.name for path in listing.paths] == ["0.png", "noise-0.png", "1.png"]
+    assert [path.name for path in listing.pictures] == ["0.png", "noise-0.png", "1.png"]
     assert list_unlabeled(table).labels == (None, None, None)
 
 
@@ -99,7 +106,7 @@ def test_a_label_wins_over_no_label(photos):
     labelled, pile = list_labeled(photos / "labeled"), list_unlabeled(photos / "labeled")
     for order in ([labelled, pile], [pile, labelled]):
         merged = merge(order)
-        assert len(merged.paths) == 9
+        assert len(merged.pictures) == 9
         assert None not in merged.labels
 
 
@@ -179,8 +186,8 @@ def test_check_finds_what_is_wrong(photos, capsys):
     for line in (
         "1 pictures cannot be read",
         "1 pictures are smaller than 16 px",
-        "2 groups of pictures look the same\n",
-        "1 groups of pictures look the same, with different labels",
+        "2 groups of pictures are the same\n",
+        "1 groups of copies have different labels",
         "1 test pictures are in the training set too",
         "classes with a single label: lone",
     ):

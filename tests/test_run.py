@@ -50,7 +50,7 @@ def test_a_run_leaves_its_folder_and_can_be_tested(data, tmp_path, method):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "config.json", "data.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "model.safetensors",
-        "support.safetensors",
+        "support.safetensors", "split.txt",
     }  # fmt: skip
     assert read_config(run / "config.json") == config
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -89,7 +89,9 @@ def test_a_network_that_tells_nothing_apart_is_said_to(data, tmp_path, capsys, m
         torch.randn(64, 16, generator=torch.Generator().manual_seed(0)), dim=1
     )
     for rows, warned in ((point.expand(64, 16), True), (spread, False)):
-        monkeypatch.setattr(runs.Trained, "embed", lambda self, images, rows=rows: rows[: len(images)])
+        monkeypatch.setattr(
+            runs.Trained, "embed", lambda self, images, indices, rows=rows: rows[: len(indices)]
+        )
         ropaws.train(tiny.config(data, steps=1), tmp_path / str(warned))
         assert (
             "hardly tells the labelled images apart" in capsys.readouterr().err.replace("\n", " ")
@@ -225,7 +227,7 @@ def test_no_label_but_the_granted_ones_reaches_training(data, tmp_path, monkeypa
     # The draw itself looks at which images have a label, so the same split is handed over.
     arrays["train_labels"][hidden] = (arrays["train_labels"][hidden] + 2) % 4 - 1
     np.savez(data, **arrays)
-    monkeypatch.setattr(runs, "draw_split", lambda *args, **kwargs: runs.read_facts(one).split)
+    monkeypatch.setattr(runs, "choose_split", lambda *args, **kwargs: runs.read_facts(one).split)
     two = ropaws.train(tiny.config(data), tmp_path / "two")
     assert_same_run(one, two)
 

@@ -108,7 +108,8 @@ def stream(**changes):
 
 
 def test_labels_and_identities_travel_with_the_support_images():
-    support = stream().support_batch(0)
+    one = stream()
+    support = one.support_batch(0, one.pixels(0))
     assert support.images.shape == (12, 1, 8, 8)
     shown = (
         (support.images.mean(dim=(1, 2, 3)) * 255 / 20).round().long()
@@ -120,7 +121,8 @@ def test_labels_and_identities_travel_with_the_support_images():
 
 
 def test_rows_of_all_views_show_the_same_image():
-    views = stream().views(0)
+    one = stream()
+    views = one.views(0, one.pixels(0))
     first, second, crop = (v.mean(dim=(1, 2, 3)) for v in (views.first, views.second, *views.crops))
     torch.testing.assert_close(first, second)
     torch.testing.assert_close(first, crop)
@@ -134,7 +136,8 @@ def test_batches_are_a_function_of_seed_and_step():
 
 
 def test_a_method_that_needs_no_pile_gets_empty_views():
-    views = stream(with_views=False).views(0)
+    one = stream(with_views=False)
+    views = one.views(0, one.pixels(0))
     assert len(views.first) == len(views.second) == 0
     assert views.crops == ()
 

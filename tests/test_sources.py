@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ropaws.data.corpus import Corpus, join, measure_normalization
-from ropaws.data.sources import DataConfig, load_corpus, load_source, read_npz
+from ropaws.data.npz import read_npz
+from ropaws.data.sources import DataConfig, load_corpus
 
 
 def write_npz(path, **changes):
@@ -24,7 +25,7 @@ def write_npz(path, **changes):
 
 
 def test_embedded_data_is_what_it_says():
-    corpus = load_source("fashion-demo", None)
+    corpus = load_corpus(DataConfig(source="fashion-demo"))
     assert corpus.class_names == ("t-shirt", "trouser", "pullover", "dress", "coat")
     assert corpus.train_images.shape == (5000, 1, 28, 28)
     assert corpus.test_images.shape == (2000, 1, 28, 28)
@@ -44,7 +45,7 @@ def test_the_piles_true_labels_agree_with_the_granted_ones_and_are_half_out_of_c
     from ropaws.evaluation.truth import embedded_truth
 
     truth = embedded_truth()
-    corpus = load_source("fashion-demo", None)
+    corpus = load_corpus(DataConfig(source="fashion-demo"))
     assert truth.labels.bincount().tolist() == [500] * 10
     granted = corpus.train_labels >= 0
     assert torch.equal(truth.labels[granted], corpus.train_labels[granted])
@@ -88,11 +89,11 @@ def test_a_wrong_npz_says_what_is_wrong(tmp_path, changes, words):
 
 def test_missing_and_damaged_files_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no data file at .*b\.npz"):
-        load_source(str(tmp_path / "b.npz"), tmp_path)
+        load_corpus(DataConfig(source=str(tmp_path / "b.npz")))
     for content in (b"", b"not a zip", b"PK\x03\x04 cut off"):
         (tmp_path / "b.npz").write_bytes(content)
         with pytest.raises(ValueError, match="not a readable"):
-            load_source(str(tmp_path / "b.npz"), tmp_path)
+            load_corpus(DataConfig(source=str(tmp_path / "b.npz")))
     np.savez_compressed(tmp_path / "b.npz", train_images=np.random.default_rng(0).bytes(4000))
     content = bytearray((tmp_path / "b.npz").read_bytes())
     content[200:400] = bytes(200)  # a damaged deflate stream
@@ -157,7 +158,7 @@ def test_a_cifar_pickle_cannot_run_code(tmp_path):
 
 
 def test_incomplete_cifar10_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no CIFAR-10 below .*cifar-10-python\.tar\.gz"):
+    with pytest.raises(FileNotFoundError, match=r"no cifar10 below .*cifar-10-python\.tar\.gz"):
         load_corpus(DataConfig(source="cifar10", root=tmp_path))
     folder = write_cifar(tmp_path, "bin")
     (folder / "data_batch_2.bin").write_bytes(b"short")
@@ -179,13 +180,19 @@ def test_extra_data_joins_without_its_labels(tmp_path):
     assert corpus.class_names == ("cat", "dog")
 
 
-def test_extra_data_of_another_shape_is_refused():
-    def corpus(size):
-        images, labels = torch.zeros(1, 1, size, size, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
-        return Corpus(("a",), images, labels, images, labels)
+def test_extra_data_takes_the_shape_of_the_source():
+    def corpus(size, channels, value):
+        images = torch.full((2, channels, size, size), value, dtype=torch.uint8)
+        return Corpus(
+            ("a",), images, torch.zeros(2, dtype=torch.long), images, torch.zeros(2, dtype=torch.long)
+        )
 
-    with pytest.raises(ValueError, match=r"data\.extra: images must have the shape \(1, 8, 8\)"):
-        join(corpus(8), corpus(9))
+    for first, second in (((8, 3), (12, 1)), ((8, 1), (12, 3)), ((12, 3), (8, 3))):
+        joined = join(corpus(*first, 10), corpus(*second, 200))
+        assert joined.train_images.shape == (4, first[1], first[0], first[0])
+        assert joined.test_images.shape == joined.train_images.shape
+        assert joined.train_images[:2].unique().tolist() == [10]
+        assert joined.train_images[2:].unique().tolist() == [200]
 
 
 def test_normalization_gives_mean_zero_and_deviation_one():

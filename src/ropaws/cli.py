@@ -16,8 +16,7 @@ from rich.table import Table
 from ropaws import recipes
 from ropaws.config import RunConfig, make_method, method_name, read_config, to_json
 from ropaws.data.check import check_data
-from ropaws.data.files import merge
-from ropaws.data.listing import list_unlabeled
+from ropaws.data.listing import list_unlabeled, merge
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.naming import nearest
@@ -221,11 +220,11 @@ def _predict(arguments: list[str]) -> None:
         move=command.move_to is not None,
     )
     check_target(command.out)
-    paths = merge([list_unlabeled(source) for source in command.sources]).paths
+    pictures = merge([list_unlabeled(source) for source in command.sources]).pictures
     predictor = load_predictor(
         command.run, threshold=command.threshold, propagate=command.propagate, device=command.device
     )
-    summary = label_files(predictor, paths, settings, Console(stderr=True))
+    summary = label_files(predictor, pictures, settings, Console(stderr=True))
     table = Table(title=f"{summary.labelled:,} pictures in {command.out}")
     table.add_column("label")
     table.add_column("pictures", justify="right")

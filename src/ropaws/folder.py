@@ -12,14 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ropaws.data.augment import Normalization
-from ropaws.data.corpus import Corpus
-from ropaws.data.splits import Labeled
+from ropaws.data.corpus import Corpus, Images
+from ropaws.data.splits import Labeled, write_split
+from ropaws.data.stacks import PictureStack
 from ropaws.training.checkpoint import read_json, write_atomically, write_json
 
 CONFIG, DATA, METRICS, EVALUATION, ENVIRONMENT = (
     "config.json", "data.json", "metrics.jsonl", "evaluation.json", "environment.json",
 )  # fmt: skip
-UNREADABLE, SUPPORT = "unreadable.txt", "support.safetensors"
+UNREADABLE, SUPPORT, SPLIT = "unreadable.txt", "support.safetensors", "split.txt"
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,11 @@ class DataFacts:
     labeled_names: tuple[str, ...] = ()  # files of the labelled images, where they are files
 
 
-def digest_images(images: Tensor) -> str:
+def digest_images(images: Images) -> str:
     """A short fingerprint; other images, or the same in another order, give another one."""
+    if isinstance(images, PictureStack):
+        return images.digest()
+    assert isinstance(images, Tensor)
     state = hashlib.blake2b(str(tuple(images.shape)).encode(), digest_size=16)
     state.update(images.contiguous().numpy().data)
     return state.hexdigest()
@@ -43,6 +47,7 @@ def digest_images(images: Tensor) -> str:
 def write_facts(run: Path, facts: DataFacts) -> None:
     labeled = {"indices": facts.split.indices.tolist(), "labels": facts.split.labels.tolist()}
     normalization = {"mean": list(facts.normalize.mean), "std": list(facts.normalize.std)}
+    write_split(run / SPLIT, facts.split)
     write_json(
         run / DATA,
         {
@@ -67,6 +72,13 @@ def read_facts(run: Path) -> DataFacts:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{run / DATA} is damaged ({error!r}); train again") from None
+
+
+def write_unreadable(run: Path, unreadable: dict[str, str]) -> None:
+    """Names as Python strings: a name may have a line break in it."""
+    if unreadable:
+        text = "".join(f"{name!r}: {reason}\n" for name, reason in sorted(unreadable.items()))
+        write_atomically(run / UNREADABLE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 class LabeledEmbeddings(NamedTuple):

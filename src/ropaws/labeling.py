@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.data import image_ops
-from ropaws.data.pictures import UnreadableError, read_square, read_squares, square_of
+from ropaws.data.pictures import Picture, UnreadableError, read_square, read_squares, square_of
+from ropaws.data.stacks import stack_squares
 from ropaws.folder import LabeledEmbeddings, load_support
 from ropaws.methods import RoPAWS
 from ropaws.methods.ropaws import auto_prior_temperature
@@ -57,6 +58,10 @@ class Predictor:
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.trained.facts.class_names
+
+    @property
+    def picture_size(self) -> int:
+        return self.trained.config.data.picture_size
 
     def __call__(self, squares: Tensor, names: Sequence[str]) -> list[Prediction]:
         """Predict one batch.   squares (n, 3, size, size) uint8"""
@@ -133,27 +138,22 @@ def default_threshold(fellows: Tensor, prior_temperature: float) -> float:
     return float(priors.quantile(1 - KEPT))
 
 
-def predict_files(predictor: Predictor, paths: Sequence[Path]) -> Iterator[Prediction | Unreadable]:
+def predict_files(predictor: Predictor, pictures: Sequence[Picture]) -> Iterator[Prediction | Unreadable]:
     """Predictions, a batch in memory at a time."""
     squares: list[NDArray[np.uint8]] = []
     names: list[str] = []
-    for path, square in zip(
-        paths, read_squares(paths, predictor.trained.config.data.picture_size), strict=True
-    ):
+    size = predictor.picture_size
+    for picture, square in zip(pictures, read_squares(pictures, size), strict=True):
         if isinstance(square, UnreadableError):
-            yield Unreadable(str(path), str(square))
+            yield Unreadable(str(picture), str(square))
             continue
         squares.append(square)
-        names.append(str(path))
+        names.append(str(picture))
         if len(squares) == BATCH:
-            yield from predictor(_stack(squares), names)
+            yield from predictor(stack_squares(squares, size), names)
             squares, names = [], []
     if squares:
-        yield from predictor(_stack(squares), names)
-
-
-def _stack(squares: Sequence[NDArray[np.uint8]]) -> Tensor:
-    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
+        yield from predictor(stack_squares(squares, size), names)
 
 
 def _square(image: Path | str | Image.Image | NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -179,7 +179,7 @@ def predict(
     A path that cannot be read raises ValueError; `ropaws predict` lists such files and goes on.
     """
     predictor = load_predictor(run, threshold=threshold, propagate=propagate, device=device)
-    size = predictor.trained.config.data.picture_size
+    size = predictor.picture_size
     squares, names = [], []
     for image in images:
         squares.append(_square(image, size))
@@ -187,5 +187,5 @@ def predict(
     predictions: list[Prediction] = []
     for start in range(0, len(squares), BATCH):
         stop = start + BATCH
-        predictions += predictor(_stack(squares[start:stop]), names[start:stop])
+        predictions += predictor(stack_squares(squares[start:stop], size), names[start:stop])
     return predictions

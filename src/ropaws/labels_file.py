@@ -1,6 +1,7 @@
 """Predictions on disk: tables, and pictures sorted into folders."""
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -12,11 +13,13 @@ from typing import Any
 
 from rich.console import Console
 
+from ropaws.data.pictures import Picture
 from ropaws.labeling import Prediction, Predictor, Unreadable, predict_files
 from ropaws.training.checkpoint import write_json
 from ropaws.training.progress import watch_files
 
 OUT_OF_CLASS = "out-of-class"
+PARQUET_ROWS = 10_000  # rows that are held before they are written
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,18 @@ class Summary:
 
 
 def label_files(
-    predictor: Predictor, paths: Sequence[Path], settings: PredictSettings, console: Console
+    predictor: Predictor, pictures: Sequence[Picture], settings: PredictSettings, console: Console
 ) -> Summary:
     """Predict, write the table and its facts, sort the files where asked; nothing is held but a batch."""
+    rows_of_files = [picture for picture in pictures if not isinstance(picture, Path)]
+    if settings.sort_into is not None and rows_of_files:
+        raise ValueError(f"--copy-to and --move-to sort files; {rows_of_files[0]} is not a file of its own")
     counts: Counter[str] = Counter()
     unreadable: list[Unreadable] = []
     moves: list[Prediction] = []
 
     def rows() -> Iterator[dict[str, Any]]:
-        watched = watch_files(console)(predict_files(predictor, paths), "Labelling", len(paths))
+        watched = watch_files(console)(predict_files(predictor, pictures), "Labelling", len(pictures))
         for prediction in watched:
             if isinstance(prediction, Unreadable):
                 unreadable.append(prediction)
@@ -102,7 +108,7 @@ def columns(prediction: Prediction, class_names: Sequence[str], top: int | None)
 
 
 def write_labels(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as they come to .csv or .jsonl, or at the end to .parquet; the number of rows."""
+    """Write rows as they come; the number of rows."""
     writers: dict[str, Callable[[Path, Iterable[dict[str, Any]]], int]] = {
         ".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet,
     }  # fmt: skip
@@ -151,9 +157,21 @@ def _write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
         import pyarrow.parquet
     except ImportError:
         raise ValueError("--out: parquet needs pyarrow; pip install 'ropaws[parquet]'") from None
-    listed = [{k: _as_text(v) for k, v in row.items()} for row in rows]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(listed), path)
-    return len(listed)
+    count = 0
+    texts = ({name: _as_text(value) for name, value in row.items()} for row in rows)
+    writer = None
+    try:
+        while part := list(itertools.islice(texts, PARQUET_ROWS)):
+            table = pyarrow.Table.from_pylist(part, None if writer is None else writer.schema)
+            writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+            count += len(part)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is None:
+        path.touch()
+    return count
 
 
 def _as_text(value: Any) -> Any:

@@ -5,12 +5,10 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from ropaws.config import RunConfig, TrainConfig
 from ropaws.data.augment import AugmentConfig
-from ropaws.data.files import merge
-from ropaws.data.listing import Listing, list_labeled, list_unlabeled
+from ropaws.data.listing import Listing, list_labeled, list_unlabeled, merge
+from ropaws.data.pictures import open_picture
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
 from ropaws.methods import RoPAWS
@@ -42,7 +40,7 @@ def fit_settings(
     size, why_size = _choose_size(train, gpu)
     backbone = _choose_backbone(size, gpu)
     support, why_support = _choose_support(labels)
-    pool = len(train.paths)
+    pool = len(train.pictures)
     batch = max(2, min(256 if gpu else 128, pool // 4))
     steps = min(20_000, max(300, EPOCHS * pool // batch))
     config = RunConfig(
@@ -72,14 +70,14 @@ def fit_settings(
 
 def _choose_size(train: Listing, gpu: bool) -> tuple[int, str]:
     sides = []
-    for path in train.paths[:: max(1, len(train.paths) // SAMPLE)]:
+    for picture in train.pictures[:: max(1, len(train.pictures) // SAMPLE)]:
         try:
-            with Image.open(path) as picture:  # reads the header only
-                sides.append(min(picture.size))
+            with open_picture(picture) as opened:  # reads the header only
+                sides.append(min(opened.size))
         except Exception:  # whatever Pillow raises on a damaged file; reported when it is decoded
             continue
     if not sides:
-        raise ValueError(f"no readable picture among {len(train.paths)}, the first is {train.paths[0]}")
+        raise ValueError(f"no readable picture among {len(train.pictures)}, the first is {train.pictures[0]}")
     typical = statistics.median(sides)
     most = 224 if gpu else 64
     size = max((s for s in SIZES if s <= min(typical, most)), default=SIZES[0])

@@ -15,11 +15,13 @@ from torch.optim import Optimizer
 
 from ropaws.batch import Losses
 from ropaws.config import RunConfig, method_name, read_config, to_json, with_steps
-from ropaws.data.corpus import Corpus, measure_normalization
+from ropaws.data.corpus import Corpus, Images, measure_normalization
+from ropaws.data.files import check_unreadable
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, unlabeled_indices
 from ropaws.data.sources import load_corpus
-from ropaws.data.splits import draw_split
+from ropaws.data.splits import Labeled, choose_split
+from ropaws.data.stacks import PictureStack
 from ropaws.evaluation.features import embed
 from ropaws.evaluation.soft_nn import evaluate_soft_nn
 from ropaws.folder import (
@@ -35,6 +37,7 @@ from ropaws.folder import (
     save_support,
     training_seconds,
     write_facts,
+    write_unreadable,
 )
 from ropaws.models import Encoder, build_encoder
 from ropaws.training.checkpoint import (
@@ -101,12 +104,7 @@ def train(
     console = console or Console(stderr=True)
     # All that can be wrong with the settings and the data is found before anything is written.
     corpus = load_corpus(config.data, watch=watch_files(console))
-    split = draw_split(
-        corpus.train_labels,
-        corpus.class_names,
-        labels_per_class=config.data.labels_per_class,
-        seed=config.train.seed,
-    )
+    split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
     normalize = measure_normalization(corpus.train_images)
     names = tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else ()
     facts = DataFacts(corpus.class_names, split, normalize, digest_images(corpus.train_images), names)
@@ -138,6 +136,22 @@ def resume(run: Path | str, *, console: Console | None = None) -> Path:
     start, seconds = load_checkpoint(run, parts.model, parts.optimizer)
     _fit(run, config, parts, console, start=start, seconds=seconds)
     return run
+
+
+def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:
+    """Where pictures are read while training: the labelled ones are looked at before."""
+    if not isinstance(corpus.train_images, PictureStack):
+        return split, corpus
+    console.print(f"Reading {len(split.indices):,} labelled pictures once", highlight=False)
+    bad = corpus.train_images.unreadable(split.indices)
+    names = {corpus.train_names[position]: reason for position, reason in bad.items()}
+    check_unreadable(names, len(split.indices))
+    kept = torch.tensor([position not in bad for position in split.indices.tolist()])
+    lost = set(split.labels.tolist()) - set(split.labels[kept].tolist())
+    if lost:
+        raise ValueError(f"class {corpus.class_names[min(lost)]!r} has no readable labelled picture")
+    readable = Labeled(split.indices[kept], split.labels[kept])
+    return readable, corpus._replace(unreadable=corpus.unreadable + tuple(names.items()))
 
 
 def _build(config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.device, *, bf16: bool) -> Parts:
@@ -173,9 +187,7 @@ def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[
     run.mkdir(parents=True, exist_ok=True)
     (run / METRICS).unlink(missing_ok=True)
     write_facts(run, parts.facts)
-    if parts.corpus.unreadable:
-        lines = "".join(f"{path!r}: {reason}\n" for path, reason in parts.corpus.unreadable)
-        (run / UNREADABLE).write_text(lines, encoding="utf-8")
+    write_unreadable(run, dict(parts.corpus.unreadable))
     write_json(
         run / ENVIRONMENT,
         {
@@ -199,9 +211,9 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
     drop_metrics_from(run / METRICS, start)
     total, every = config.train.steps, config.train.checkpoint_every
     rate = _learning_rate(config)
-    steps = fit(
-        parts.model, config.method, _stream(config, parts).batches(start, total), parts.optimizer, rate
-    )
+    stream = _stream(config, parts)
+    stream.unreadable.update(parts.corpus.unreadable)
+    steps = fit(parts.model, config.method, stream.batches(start, total), parts.optimizer, rate)
     shown = show_progress(
         ((step, losses, rate(step)) for step, losses in steps),
         title=method_name(config.method),
@@ -220,11 +232,12 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
                 if not weights_are_finite(parts.model):
                     raise TrainingDivergedError("a weight is no longer finite", step, losses, current)
                 save_checkpoint(run, parts.model, parts.optimizer, next_step=done, seconds=seconds)
+                write_unreadable(run, stream.unreadable)
             if request.signal is not None:
                 raise TrainingStopped(run, step)
     save_model(run, parts.model)
     trained = Trained(config, parts.facts, parts.model.eval())
-    support = trained.embed(parts.corpus.train_images[parts.facts.split.indices])
+    support = trained.embed(parts.corpus.train_images, parts.facts.split.indices)
     save_support(run, support, parts.facts.split)
     if float((support @ support.T).mean()) > COLLAPSED:
         console.print(COLLAPSE_WARNING, highlight=False)
@@ -247,7 +260,9 @@ def _learning_rate(config: RunConfig) -> Callable[[int], float]:
 
 
 def _stream(config: RunConfig, parts: Parts) -> BatchStream:
-    images = parts.corpus.train_images.to(parts.device)
+    images = parts.corpus.train_images
+    if isinstance(images, torch.Tensor):
+        images = images.to(parts.device)
     split = parts.facts.split
     return BatchStream(
         TrainingData(images, split.indices, split.labels, parts.facts.normalize),
@@ -256,6 +271,7 @@ def _stream(config: RunConfig, parts: Parts) -> BatchStream:
         config.train.batch,
         config.train.seed,
         with_views=config.method.needs_unlabeled,
+        device=parts.device,
     )
 
 
@@ -273,9 +289,10 @@ class Trained:
     facts: DataFacts
     model: Encoder
 
-    def embed(self, images: torch.Tensor) -> torch.Tensor:
+    def embed(self, images: Images, indices: torch.Tensor | None = None) -> torch.Tensor:
         """Unit embeddings of the images' central squares.   (n, channels, h, w) uint8  ->  (n, d)"""
-        return embed(self.model, images, size=self.config.augment.size, normalize=self.facts.normalize)
+        size = self.config.augment.size
+        return embed(self.model, images, indices, size=size, normalize=self.facts.normalize)
 
 
 def load_run(run: Path | str, *, device: str | None = None) -> Trained:
@@ -305,7 +322,7 @@ def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
     results: dict[str, Any] = evaluate_soft_nn(
         trained.embed(corpus.test_images),
         corpus.test_labels,
-        trained.embed(corpus.train_images[split.indices]),
+        trained.embed(corpus.train_images, split.indices),
         split.labels,
         classes=len(trained.facts.class_names),
         temperature=trained.config.method.temperature,

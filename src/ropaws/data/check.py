@@ -1,5 +1,6 @@
 """What is wrong with a person's pictures, before an hour is spent on training."""
 
+import functools
 import hashlib
 import statistics
 from collections import Counter, defaultdict
@@ -8,14 +9,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from PIL import Image
+import numpy as np
+from numpy.typing import NDArray
 
-from ropaws.data.files import merge
-from ropaws.data.listing import Listing, list_labeled, list_unlabeled
-from ropaws.data.pictures import UnreadableError, in_workers, read_square
+from ropaws.data.listing import Listing, list_labeled, list_unlabeled, merge
+from ropaws.data.pictures import Picture, in_workers, open_picture, read_square
 
 SMALLEST = 16  # pixels; a shorter side than this shows little
 IMBALANCE = 10  # times as many labels in the largest class as in the smallest
+# Pictures whose thumbnails correlate like this, with the same brightness, are taken for copies of one
+# another, in another size or quality. Flat ones have no structure to compare.
+ALIKE, SAME_BRIGHTNESS, FLAT = 0.995, 10.0, 4.0
+THUMB = 16  # pixels a side
+BLOCK = 2048
 
 
 class Look(NamedTuple):
@@ -23,7 +29,8 @@ class Look(NamedTuple):
 
     path: str
     side: int  # shorter side in pixels; 0 if it cannot be read
-    mark: str  # equal for pictures that look the same
+    mark: str  # equal for pictures with the same pixels
+    thumb: bytes  # THUMB x THUMB grey pixels
     reason: str  # why it cannot be read
 
 
@@ -37,9 +44,12 @@ class Findings:
     typical_side: float
     unreadable: list[tuple[str, str]]
     too_small: list[str]
-    duplicates: list[list[str]]  # groups of pictures of the training set that look the same
-    conflicts: list[list[str]]  # such groups with different labels
-    test_in_train: list[tuple[str, str]]  # test picture, its twin in the training set
+    duplicates: list[list[str]]  # groups of training pictures with the same pixels
+    lookalikes: list[
+        tuple[str, str]
+    ]  # labelled picture, another one of the training set that is much like it
+    conflicts: list[list[str]]  # copies and lookalikes with different labels
+    test_in_train: list[tuple[str, str]]  # test picture, the same or much the same in the training set
 
     def warnings(self) -> list[str]:
         """A line for each thing to mend."""
@@ -48,8 +58,9 @@ class Findings:
         lines = {
             f"{len(self.unreadable)} pictures cannot be read": self.unreadable,
             f"{len(self.too_small)} pictures are smaller than {SMALLEST} px": self.too_small,
-            f"{len(self.duplicates)} groups of pictures look the same": self.duplicates,
-            f"{len(self.conflicts)} groups of pictures look the same, with different labels": self.conflicts,
+            f"{len(self.duplicates)} groups of pictures are the same": self.duplicates,
+            f"{len(self.lookalikes)} labelled pictures have a near copy": self.lookalikes,
+            f"{len(self.conflicts)} groups of copies have different labels": self.conflicts,
             f"{len(self.test_in_train)} test pictures are in the training set too": self.test_in_train,
             f"classes with a single label: {', '.join(lone)}": lone,
             f"the largest class has {most} labels, the smallest {fewest}": most >= IMBALANCE * fewest,
@@ -73,14 +84,24 @@ def check_data(
     """Look at every picture once, in worker processes."""
     train = merge([list_labeled(labeled), *(list_unlabeled(source) for source in unlabeled)])
     tests = Listing((), ()) if test is None else list_labeled(test)
-    looks = list(watch(in_workers(look_at, train.paths), "Looking at pictures", len(train.paths)))
-    test_looks = list(watch(in_workers(look_at, tests.paths), "Looking at test pictures", len(tests.paths)))
+    look = functools.partial(in_workers, look_at)
+    looks = list(watch(look(train.pictures), "Looking at pictures", len(train.pictures)))
+    test_looks = list(watch(look(tests.pictures), "Looking at test pictures", len(tests.pictures)))
     groups: defaultdict[str, list[int]] = defaultdict(list)
-    for index, look in enumerate(looks):
-        if look.mark:
-            groups[look.mark].append(index)
+    for index, seen in enumerate(looks):
+        if seen.mark:
+            groups[seen.mark].append(index)
     twins = [group for group in groups.values() if len(group) > 1]
-    conflicting = [group for group in twins if len({train.labels[i] for i in group} - {None}) > 1]
+    labelled = [index for index, label in enumerate(train.labels) if label is not None]
+    alike = [
+        (labelled[row], column)
+        for row, column in near_copies([looks[i] for i in labelled], looks)
+        if labelled[row] != column
+        and not (train.labels[column] is not None and column < labelled[row])  # each pair once
+    ]
+    conflicting = [group for group in [*twins, *map(list, alike)] if _differ(group, train.labels)]
+    leaks = {row: groups[seen.mark][0] for row, seen in enumerate(test_looks) if seen.mark in groups}
+    leaks = dict(near_copies(test_looks, looks)) | leaks
     everything = [*looks, *test_looks]
     return Findings(
         classes=dict(sorted(Counter(label for label in train.labels if label is not None).items())),
@@ -90,21 +111,54 @@ def check_data(
         unreadable=[(look.path, look.reason) for look in everything if look.reason],
         too_small=[look.path for look in everything if 0 < look.side < SMALLEST],
         duplicates=[[looks[i].path for i in group] for group in twins],
+        lookalikes=[(looks[i].path, looks[j].path) for i, j in alike],
         conflicts=[[looks[i].path for i in group] for group in conflicting],
-        test_in_train=[
-            (look.path, looks[groups[look.mark][0]].path)
-            for look in test_looks
-            if look.mark and look.mark in groups
-        ],
+        test_in_train=[(test_looks[i].path, looks[j].path) for i, j in sorted(leaks.items())],
     )
 
 
-def look_at(path: Path) -> Look:
-    """Size, and a mark of the decoded pixels: copies have the same one, also in another lossless format."""
+def _differ(group: Sequence[int], labels: Sequence[str | None]) -> bool:
+    return len({labels[i] for i in group} - {None}) > 1
+
+
+def near_copies(some: Sequence[Look], others: Sequence[Look]) -> list[tuple[int, int]]:
+    """Positions of pictures and of others that are much like them, but do not have the very same pixels."""
+    rows, columns = _structure(some), _structure(others)
+    found = []
+    for start in range(0, len(some), BLOCK):
+        part = slice(start, start + BLOCK)
+        alike = rows.pattern[part] @ columns.pattern.T > ALIKE
+        alike &= abs(rows.brightness[part, None] - columns.brightness) < SAME_BRIGHTNESS
+        pairs = np.argwhere(alike) + np.array([start, 0])
+        found += [(i, j) for i, j in pairs.tolist() if some[i].mark != others[j].mark]
+    return found
+
+
+class _Structure(NamedTuple):
+    pattern: NDArray[np.float32]  # (n, THUMB^2) unit rows, or zero for flat pictures
+    brightness: NDArray[np.float32]  # (n,)
+
+
+def _structure(looks: Sequence[Look]) -> _Structure:
+    empty = bytes(THUMB * THUMB)
+    pixels = np.frombuffer(b"".join(look.thumb or empty for look in looks), np.uint8)
+    thumbs = pixels.reshape(len(looks), THUMB * THUMB).astype(np.float32)
+    brightness = thumbs.mean(axis=1)
+    thumbs -= brightness[:, None]
+    length = np.linalg.norm(thumbs, axis=1, keepdims=True)
+    thumbs /= np.where(length < FLAT * THUMB, np.inf, length)  # FLAT is a standard deviation
+    return _Structure(thumbs, brightness)
+
+
+def look_at(picture: Picture) -> Look:
+    """Size, a mark of the decoded pixels (copies in any lossless format have the same), and a thumbnail."""
     try:
-        with Image.open(path) as picture:
-            side = min(picture.size)
-        square = read_square(path, 32)
-    except (UnreadableError, OSError, SyntaxError, ValueError) as error:
-        return Look(str(path), 0, "", str(error).splitlines()[0] if str(error) else type(error).__name__)
-    return Look(str(path), side, hashlib.blake2b(square.tobytes(), digest_size=16).hexdigest(), "")
+        with open_picture(picture) as opened:
+            side = min(opened.size)
+        square = read_square(picture, 2 * THUMB)
+    except Exception as error:  # Pillow raises nearly anything on damaged files
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return Look(str(picture), 0, "", b"", reason)
+    mark = hashlib.blake2b(square.tobytes(), digest_size=16).hexdigest()
+    grey = square.reshape(THUMB, 2, THUMB, 2, 3).mean(axis=(1, 3, 4)).round().astype(np.uint8)
+    return Look(str(picture), side, mark, grey.tobytes(), "")

@@ -1,22 +1,35 @@
-"""All the images of a run in memory, and what is known of them."""
+"""All the images of a run, and what is known of them."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ropaws.data.augment import Normalization
+from ropaws.data.image_ops import greyscale
+from ropaws.data.randomness import POOL, generator
 
 UNKNOWN = -1  # in training: no label to grant; in testing: none of the classes
+
+
+class Images(Protocol):
+    """A tensor (n, channels, h, w) of uint8, or pictures on disk that are read as if they were one."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Tensor: ...
 
 
 class Corpus(NamedTuple):
     """Training images (labelled or not: labels are granted by a split) and test images."""
 
     class_names: tuple[str, ...]
-    train_images: Tensor  # (n, channels, h, w) uint8; all of them are the unlabelled set
+    train_images: Images  # (n, channels, h, w) uint8; all of them are the unlabelled set
     train_labels: Tensor  # (n,) class, or UNKNOWN
-    test_images: Tensor  # (t, channels, h, w) uint8
+    test_images: Images  # (t, channels, h, w) uint8
     test_labels: Tensor  # (t,) class, or UNKNOWN for an out-of-class image
     train_names: tuple[str, ...] = ()  # the file of each training image, where they are files
     unreadable: tuple[tuple[str, str], ...] = ()  # files that were left out, and why
@@ -27,25 +40,92 @@ class Corpus(NamedTuple):
 
 
 def join(corpus: Corpus, extra: Corpus) -> Corpus:
-    """Uncurated data: the images of another corpus join as unlabelled, and as out-of-class tests."""
-    if corpus.train_images.shape[1:] != extra.train_images.shape[1:]:
-        raise ValueError(
-            f"data.extra: images must have the shape {tuple(corpus.train_images.shape[1:])} of data.source,"
-            f" got {tuple(extra.train_images.shape[1:])}"
-        )
+    """Uncurated data: the images of another corpus join as unlabelled, and as out-of-class tests.
+
+    They take the size and the channels of the first.
+    """
+    shape = corpus.train_images.shape[1:]
     nothing_known = torch.full((len(extra.train_images),), UNKNOWN)
     out_of_class = torch.full((len(extra.test_images),), UNKNOWN)
     return Corpus(
         corpus.class_names,
-        torch.cat([corpus.train_images, extra.train_images]),
+        torch.cat([in_memory(corpus.train_images), resized(in_memory(extra.train_images), shape)]),
         torch.cat([corpus.train_labels, nothing_known]),
-        torch.cat([corpus.test_images, extra.test_images]),
+        torch.cat([in_memory(corpus.test_images), resized(in_memory(extra.test_images), shape)]),
         torch.cat([corpus.test_labels, out_of_class]),
+        corpus.train_names + extra.train_names if corpus.train_names and extra.train_names else (),
+        corpus.unreadable + extra.unreadable,
     )
 
 
-def measure_normalization(images: Tensor, *, most: int = 10_000) -> Normalization:
+def in_memory(images: Images) -> Tensor:
+    """The tensor; arrays can join arrays only."""
+    if isinstance(images, Tensor):
+        return images
+    raise ValueError(
+        f"{len(images):,} pictures are read while training, and arrays cannot join them;"
+        " raise data.memory_gb, or make the extra source a folder"
+    )
+
+
+def resized(images: Tensor, shape: Sequence[int]) -> Tensor:
+    """Images of other size and channels as those of a corpus.   (n, c, h, w) -> (n, *shape), uint8"""
+    channels, height, width = shape
+    if images.shape[1:] == torch.Size(shape):
+        return images
+    parts = []
+    for part in images.split(4096):
+        pixels = part.float()
+        if pixels.shape[1] == 3 and channels == 1:
+            pixels = greyscale(pixels)
+        if pixels.shape[2:] != (height, width):
+            pixels = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
+        parts.append(pixels.round().clamp(0, 255).to(torch.uint8).expand(-1, channels, -1, -1))
+    return torch.cat(parts) if parts else images.new_empty(0, *shape)
+
+
+def keep_classes(corpus: Corpus, names: Sequence[str]) -> Corpus:
+    """Only these classes are known; the images of the others stay, as out-of-class ones."""
+    missing = set(names) - set(corpus.class_names)
+    if missing:
+        raise ValueError(f"no class {sorted(missing)[0]!r}; known are {', '.join(corpus.class_names)}")
+    new_number = torch.full((len(corpus.class_names) + 1,), UNKNOWN)  # the last entry serves UNKNOWN
+    for number, name in enumerate(names):
+        new_number[corpus.class_names.index(name)] = number
+    return corpus._replace(
+        class_names=tuple(names),
+        train_labels=new_number[corpus.train_labels],
+        test_labels=new_number[corpus.test_labels],
+    )
+
+
+def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
+    """So many training images of known classes, as many of each as can be, and so many others.
+
+    Always the same ones: which images a benchmark has must not depend on the seed of a run.
+    """
+    random = generator(0, POOL)
+    images = in_memory(corpus.train_images)
+    chosen = []
+    share, more = divmod(in_class, len(corpus.class_names))
+    wanted = {UNKNOWN: out_of_class} | {c: share + (c < more) for c in range(len(corpus.class_names))}
+    for label, count in wanted.items():
+        candidates = (corpus.train_labels == label).nonzero().squeeze(1)
+        if len(candidates) < count:
+            what = "out-of-class images" if label == UNKNOWN else f"images of {corpus.class_names[label]!r}"
+            raise ValueError(f"the mix needs {count:,} {what}, but there are {len(candidates):,}")
+        chosen.append(candidates[torch.randperm(len(candidates), generator=random)[:count]])
+    kept = torch.cat(chosen).sort().values
+    return corpus._replace(
+        train_images=images[kept],
+        train_labels=corpus.train_labels[kept],
+        train_names=tuple(corpus.train_names[i] for i in kept.tolist()) if corpus.train_names else (),
+    )
+
+
+def measure_normalization(images: Images, *, most: int = 10_000) -> Normalization:
     """Mean and standard deviation a channel, from an even sample of the images (no labels needed)."""
+    most = most if isinstance(images, Tensor) else most // 10  # pictures on disk take time
     sample = images[:: max(1, len(images) // most)].float().div_(255)
     std, mean = torch.std_mean(sample, dim=(0, 2, 3))
     return Normalization(tuple(mean.tolist()), tuple(std.clamp_min(1e-3).tolist()))

@@ -1,6 +1,7 @@
-"""A person's own pictures as a corpus: folders and tables, decoded once into memory."""
+"""Pictures as a corpus: decoded once into memory, or, where they are too many, read while training."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,9 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ropaws.data.corpus import UNKNOWN, Corpus
-from ropaws.data.listing import Listing, list_labeled, list_unlabeled
-from ropaws.data.pictures import UnreadableError, read_squares
+from ropaws.data.cache import SquareCache
+from ropaws.data.corpus import UNKNOWN, Corpus, Images
+from ropaws.data.listing import Listing, list_labeled, list_unlabeled, merge
+from ropaws.data.pictures import Picture, UnreadableError, read_squares
+from ropaws.data.stacks import PictureStack
 
 MOST_UNREADABLE = 0.1  # share of a source above which something else must be wrong
 
@@ -20,12 +23,30 @@ Watch = Callable[
 ]
 
 
+class Pictures(NamedTuple):
+    """Pictures to train and to test on, not decoded yet."""
+
+    class_names: tuple[str, ...]
+    train: Listing
+    test: Listing  # labels that are not class names are out-of-class
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How pictures become pixels."""
+
+    size: int
+    memory: float = float("inf")  # bytes of pixels to hold at most; more are read while training
+    cache: SquareCache | None = None
+    workers: int | None = None
+
+
 class Decoded(NamedTuple):
     """The readable pictures of a listing."""
 
-    images: NDArray[np.uint8]  # (n, size, size, 3)
-    kept: tuple[int, ...]  # their positions in the listing
-    unreadable: tuple[tuple[str, str], ...]  # path and reason of the others
+    images: Images  # (n, 3, size, size)
+    kept: Sequence[int]  # their positions in the listing
+    unreadable: tuple[tuple[str, str], ...] = ()  # name and reason of the others
 
 
 def no_watch(
@@ -34,72 +55,81 @@ def no_watch(
     return items
 
 
-def load_files(
-    labeled: Path, unlabeled: Sequence[Path], test: Path | None, *, size: int, watch: Watch = no_watch
-) -> Corpus:
-    """Labelled pictures, then the pile; every picture once, also where folders overlap.
-
-    Test classes that training does not have are out-of-class.
-    """
+def own_pictures(labeled: Path, unlabeled: Sequence[Path], test: Path | None) -> Pictures:
+    """Labelled pictures, then the pile; every picture once, also where folders overlap."""
     train = merge([list_labeled(labeled), *(list_unlabeled(source) for source in unlabeled)])
-    decoded = decode(train.paths, size, watch, "Reading pictures")
-    labels = [train.labels[i] for i in decoded.kept]
     class_names = tuple(sorted({label for label in train.labels if label is not None}))
-    _check_classes(class_names, labels, decoded)
-    number = {name: index for index, name in enumerate(class_names)}
-    test_images, test_labels = decoded.images[:0], []
-    unreadable = decoded.unreadable
-    if test is not None:
-        listing = list_labeled(test)
-        tested = decode(listing.paths, size, watch, "Reading test pictures")
-        test_images, unreadable = tested.images, unreadable + tested.unreadable
-        test_labels = [number.get(listing.labels[i] or "", UNKNOWN) for i in tested.kept]
+    if len(class_names) < 2:
+        raise ValueError(f"--labeled has the single class {class_names[0]!r}; a classifier needs two or more")
+    return Pictures(class_names, train, Listing() if test is None else list_labeled(test))
+
+
+def join_pictures(pictures: Pictures, extra: Pictures) -> Pictures:
+    """Uncurated data: the pictures of another source join as unlabelled, and as out-of-class tests."""
+    unlabeled = Listing(extra.train.pictures, (None,) * len(extra.train.pictures))
+    tests = Listing(
+        pictures.test.pictures + extra.test.pictures,
+        pictures.test.labels + (None,) * len(extra.test.pictures),
+    )
+    return Pictures(pictures.class_names, merge([pictures.train, unlabeled]), tests)
+
+
+def decode_corpus(pictures: Pictures, decoding: Decoding, watch: Watch = no_watch) -> Corpus:
+    """Test classes that training does not have are out-of-class."""
+    train, test = pictures.train, pictures.test
+    count = len(train.pictures) + len(test.pictures)
+    streams = count * 3 * decoding.size**2 > decoding.memory
+    number = {name: index for index, name in enumerate(pictures.class_names)}
+
+    def numbers(listing: Listing, kept: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([number.get(listing.labels[i] or "", UNKNOWN) for i in kept], dtype=torch.long)
+
+    read = stack if streams else decode
+    trained = read(train.pictures, decoding, watch, "Reading pictures")
+    tested = read(test.pictures, decoding, watch, "Reading test pictures")
+    _check_classes(pictures.class_names, {train.labels[i] for i in trained.kept}, trained)
     return Corpus(
-        class_names,
-        _to_tensor(decoded.images),
-        torch.tensor([UNKNOWN if label is None else number[label] for label in labels]),
-        _to_tensor(test_images),
-        torch.tensor(test_labels, dtype=torch.long),
-        tuple(str(train.paths[i]) for i in decoded.kept),
-        unreadable,
+        pictures.class_names,
+        trained.images,
+        numbers(train, trained.kept),
+        tested.images,
+        numbers(test, tested.kept),
+        tuple(str(train.pictures[i]) for i in trained.kept),
+        trained.unreadable + tested.unreadable,
     )
 
 
-def merge(listings: Sequence[Listing]) -> Listing:
-    """One listing without repeats; a file that is labelled anywhere keeps its label."""
-    label_of: dict[Path, str | None] = {}
-    for listing in listings:
-        for path, label in zip(listing.paths, listing.labels, strict=True):
-            place = path.absolute()
-            if label_of.get(place) is None:
-                label_of[place] = label
-    return Listing(tuple(label_of), tuple(label_of.values()))
+def stack(pictures: Sequence[Picture], decoding: Decoding, _watch: Watch, _title: str) -> Decoded:
+    """Nothing is read yet; bad files come up while training."""
+    images = PictureStack(pictures, decoding.size, cache=decoding.cache, workers=decoding.workers)
+    return Decoded(images, range(len(pictures)))
 
 
-def decode(paths: Sequence[Path], size: int, watch: Watch, title: str) -> Decoded:
+def decode(pictures: Sequence[Picture], decoding: Decoding, watch: Watch, title: str) -> Decoded:
     """Decode in worker processes; bad files are left out and listed, too many are an error."""
-    images = np.empty((len(paths), size, size, 3), np.uint8)
+    size = decoding.size
+    images = np.empty((len(pictures), 3, size, size), np.uint8)
     kept: list[int] = []
     unreadable: list[tuple[str, str]] = []
-    for index, result in enumerate(watch(read_squares(paths, size), title, len(paths))):
+    results = read_squares(pictures, size, cache=decoding.cache, workers=decoding.workers)
+    for index, result in enumerate(watch(results, title, len(pictures)) if pictures else ()):
         if isinstance(result, UnreadableError):
-            unreadable.append((str(paths[index]), str(result)))
+            unreadable.append((str(pictures[index]), str(result)))
         else:
-            images[len(kept)] = result
+            images[len(kept)] = result.transpose(2, 0, 1)
             kept.append(index)
-    if len(unreadable) > MOST_UNREADABLE * len(paths):
-        first = "; ".join(f"{path} ({reason})" for path, reason in unreadable[:3])
-        raise ValueError(f"{len(unreadable)} of {len(paths)} pictures cannot be read, first: {first}")
-    return Decoded(images[: len(kept)], tuple(kept), tuple(unreadable))
+    check_unreadable(dict(unreadable), len(pictures))
+    return Decoded(torch.from_numpy(images[: len(kept)]), kept, tuple(unreadable))
 
 
-def _check_classes(names: Sequence[str], labels: Sequence[str | None], decoded: Decoded) -> None:
-    lost = [name for name in names if name not in labels]
-    if lost:
+def check_unreadable(unreadable: dict[str, str], seen: int) -> None:
+    """A few bad files are life; many mean that something else is wrong."""
+    if len(unreadable) > MOST_UNREADABLE * seen:
+        first = "; ".join(f"{name} ({reason})" for name, reason in list(unreadable.items())[:3])
+        raise ValueError(f"{len(unreadable)} of {seen} pictures cannot be read, first: {first}")
+
+
+def _check_classes(names: Sequence[str], left: set[str | None], decoded: Decoded) -> None:
+    lost = [name for name in names if name not in left]
+    if lost and decoded.unreadable:
         raise ValueError(f"class {lost[0]!r} has no readable picture; see {decoded.unreadable[0][0]}")
-    if len(names) < 2:
-        raise ValueError(f"--labeled has the single class {names[0]!r}; a classifier needs two or more")
-
-
-def _to_tensor(images: NDArray[np.uint8]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))

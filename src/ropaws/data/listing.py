@@ -1,31 +1,34 @@
-"""Which picture files there are, and what is known of them: folders and tables."""
+"""Which pictures there are, and what is known of them: folders, tables, arrays, saved datasets."""
 
 import csv
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ropaws.data.pictures import is_picture, walk_pictures
+from ropaws.data.pictures import Picture, is_picture, walk_pictures
+from ropaws.data.rows import is_dataset, list_arrays, list_dataset
 
 TABLES = (".csv", ".parquet")
 
 
 class Listing(NamedTuple):
-    """Picture files in order; the label of each, or None."""
+    """Pictures in order; the label of each, or None."""
 
-    paths: tuple[Path, ...]
-    labels: tuple[str | None, ...]
+    pictures: tuple[Picture, ...] = ()
+    labels: tuple[str | None, ...] = ()
 
 
 def list_labeled(source: Path) -> Listing:
-    """A folder with a folder for each class, or a table with the columns path and label."""
-    if source.suffix.lower() in TABLES:
-        listing = read_table(source)
-    elif source.is_dir():
-        listing = _class_folders(source)
-    else:
-        raise FileNotFoundError(f"--labeled: {_missing(source)}")
+    """A folder with a folder for each class, a table of path and label, an .npz, or a saved dataset."""
+    listing = _list_rows(source)
+    if listing is None:
+        if source.suffix.lower() in TABLES:
+            listing = read_table(source)
+        elif source.is_dir():
+            listing = _class_folders(source)
+        else:
+            raise FileNotFoundError(f"--labeled: {_missing(source)}")
     known = {label for label in listing.labels if label is not None}
     if not known:
         raise ValueError(f"--labeled: {source} has no label; every row's label is empty")
@@ -34,23 +37,49 @@ def list_labeled(source: Path) -> Listing:
 
 
 def list_unlabeled(source: Path) -> Listing:
-    """A folder, walked to the bottom; a picture; or a table, whose labels are not looked at."""
-    if source.suffix.lower() in TABLES:
-        paths = read_table(source, needs_label=False).paths
+    """A folder, walked to the bottom; a picture; a table, .npz or dataset, whose labels are not looked at."""
+    rows = _list_rows(source)
+    pictures: tuple[Picture, ...]
+    if rows is not None:
+        pictures = rows.pictures
+    elif source.suffix.lower() in TABLES:
+        pictures = read_table(source, needs_label=False).pictures
     elif source.is_dir():
-        paths = tuple(walk_pictures(source))
+        pictures = tuple(walk_pictures(source))
     elif source.is_file() and is_picture(source.name):
-        paths = (source,)
+        pictures = (source,)
     else:
         raise FileNotFoundError(_missing(source))
-    if not paths:
+    if not pictures:
         raise ValueError(f"{source} has no picture; known are .jpg .png .webp .bmp .gif .tif")
-    return Listing(paths, (None,) * len(paths))
+    return Listing(pictures, (None,) * len(pictures))
+
+
+def merge(listings: Sequence[Listing]) -> Listing:
+    """One listing without repeats; a picture that is labelled anywhere keeps its label."""
+    label_of: dict[Picture, str | None] = {}
+    for listing in listings:
+        for picture, label in zip(listing.pictures, listing.labels, strict=True):
+            place = picture.absolute() if isinstance(picture, Path) else picture
+            if label_of.get(place) is None:
+                label_of[place] = label
+    return Listing(tuple(label_of), tuple(label_of.values()))
+
+
+def _list_rows(source: Path) -> Listing | None:
+    """Pictures that are not files; None for any other source."""
+    if source.suffix.lower() == ".npz":
+        rows, labels = list_arrays(source)
+        return Listing(tuple(rows), tuple(labels))
+    if source.is_dir() and is_dataset(source):
+        dataset_rows, labels = list_dataset(source)
+        return Listing(tuple(dataset_rows), tuple(labels))
+    return None
 
 
 def _missing(source: Path) -> str:
     if source.exists():
-        return f"{source} is neither a folder nor a {' or '.join(TABLES)} table"
+        return f"{source} is neither a folder nor a {', '.join(TABLES)} or .npz file"
     return f"no folder or table at {source}"
 
 

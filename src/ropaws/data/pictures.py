@@ -1,6 +1,7 @@
 """Picture files of any kind as squares of RGB pixels."""
 
 import functools
+import itertools
 import os
 import warnings
 from collections import deque
@@ -14,11 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from ropaws.data.cache import SquareCache
+from ropaws.data.rows import ArrayRow, DatasetRow
+
+Picture = Path | ArrayRow | DatasetRow
+
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
 # A picture of more pixels than this is taken for a decompression bomb and not decoded.
 MOST_PIXELS = 200_000_000
 CHUNK = 32  # pictures a worker takes at a time
 
+P = TypeVar("P")
 R = TypeVar("R")
 
 
@@ -26,23 +33,38 @@ class UnreadableError(Exception):
     """A picture that cannot be decoded, and why."""
 
 
-def read_square(path: Path, size: int) -> NDArray[np.uint8]:
+def read_square(picture: Picture, size: int, cache: SquareCache | None = None) -> NDArray[np.uint8]:
     """The central square of a picture, upright and in RGB.   ->  (size, size, 3)"""
+    if cache is None or not isinstance(picture, Path):
+        return _decode(picture, size)
+    square = cache.get(picture, size)
+    if square is None:
+        square = _decode(picture, size)
+        cache.put(picture, size, square)
+    return square
+
+
+def _decode(picture: Picture, size: int) -> NDArray[np.uint8]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts
-            with Image.open(path) as picture:
-                if picture.width * picture.height > MOST_PIXELS:
-                    raise UnreadableError(
-                        f"{picture.width} x {picture.height} pixels are more than {MOST_PIXELS:,}"
-                    )
+            with open_picture(picture) as opened:
                 # A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 that still covers the target.
-                picture.draft("RGB", (size, size))
-                return np.asarray(square_of(picture, size))
+                opened.draft("RGB", (size, size))
+                return np.asarray(square_of(opened, size))
     except UnreadableError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
         raise UnreadableError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+
+
+def open_picture(picture: Picture) -> Image.Image:
+    """Opened, not decoded yet; nothing of an absurd size."""
+    opened = Image.open(picture) if isinstance(picture, Path) else picture.open()
+    if opened.width * opened.height > MOST_PIXELS:
+        opened.close()
+        raise UnreadableError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS:,}")
+    return opened
 
 
 def square_of(picture: Image.Image, size: int) -> Image.Image:
@@ -68,30 +90,36 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 
 
 def read_squares(
-    paths: Sequence[Path], size: int, *, workers: int | None = None
+    pictures: Sequence[Picture], size: int, *, cache: SquareCache | None = None, workers: int | None = None
 ) -> Iterator[NDArray[np.uint8] | UnreadableError]:
-    """All pictures in order, decoded in worker processes; an UnreadableError in place of a bad one."""
-    return in_workers(functools.partial(_read_or_error, size=size), paths, workers=workers)
+    """All pictures in order; an UnreadableError in place of a bad one.
+
+    Files are decoded in worker processes; arrays are in memory already and stay in this one.
+    """
+    read = functools.partial(read_or_error, size=size, cache=cache)
+    for in_memory, group in itertools.groupby(pictures, lambda picture: isinstance(picture, ArrayRow)):
+        together = list(group)
+        yield from map(read, together) if in_memory else in_workers(read, together, workers=workers)
 
 
-def _read_or_error(path: Path, size: int) -> NDArray[np.uint8] | UnreadableError:
+def read_or_error(
+    picture: Picture, size: int, cache: SquareCache | None = None
+) -> NDArray[np.uint8] | UnreadableError:
     try:
-        return read_square(path, size)
+        return read_square(picture, size, cache)
     except UnreadableError as error:
         return error
 
 
-def in_workers(
-    function: Callable[[Path], R], paths: Sequence[Path], *, workers: int | None = None
-) -> Iterator[R]:
-    """function(path) for every path, in order, in worker processes.
+def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int | None = None) -> Iterator[R]:
+    """function(item) for every item, in order, in worker processes.
 
     Only a few chunks are under way at a time: memory does not grow with the number of pictures.
     """
     workers = (os.cpu_count() or 1) if workers is None else workers
-    chunks = [paths[start : start + CHUNK] for start in range(0, len(paths), CHUNK)]
+    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     if workers < 2 or len(chunks) < 2:
-        yield from map(function, paths)
+        yield from map(function, items)
         return
     # spawn: a forked child of a process with threads may hang.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -104,8 +132,8 @@ def in_workers(
             yield from pending.popleft().result()
 
 
-def _apply(function: Callable[[Path], R], paths: Sequence[Path]) -> list[R]:
-    return [function(path) for path in paths]
+def _apply(function: Callable[[P], R], items: Sequence[P]) -> list[R]:
+    return [function(item) for item in items]
 
 
 def is_picture(name: str) -> bool:

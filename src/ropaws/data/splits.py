@@ -1,11 +1,15 @@
 """Which labels training may see."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ropaws.data.corpus import UNKNOWN, Corpus
 from ropaws.data.randomness import SPLIT, generator
+from ropaws.data.sources import DataConfig
 
 
 class Labeled(NamedTuple):
@@ -15,10 +19,28 @@ class Labeled(NamedTuple):
     labels: Tensor  # (l,) class
 
 
+def choose_split(corpus: Corpus, config: DataConfig, *, seed: int) -> Labeled:
+    """As the settings say: from a file, or drawn from the seed."""
+    if config.split is not None:
+        return read_split(config.split, corpus)
+    return draw_split(
+        corpus.train_labels,
+        corpus.class_names,
+        labels_per_class=config.labels_per_class,
+        fraction=config.label_fraction,
+        seed=seed,
+    )
+
+
 def draw_split(
-    train_labels: Tensor, class_names: tuple[str, ...], *, labels_per_class: int | None, seed: int
+    train_labels: Tensor,
+    class_names: tuple[str, ...],
+    *,
+    labels_per_class: int | None,
+    fraction: float | None = None,
+    seed: int,
 ) -> Labeled:
-    """The same number of labels a class, at random from a seed; None for all that are known."""
+    """The same number of labels a class, or the same share, at random from a seed; or all that are known."""
     if not class_names:
         raise ValueError("no training image has a label; label at least one image of every class")
     random = generator(seed, SPLIT)
@@ -27,14 +49,75 @@ def draw_split(
         candidates = (train_labels == label).nonzero().squeeze(1)
         if len(candidates) == 0:
             raise ValueError(f"class {name!r} has no labelled image; label at least one, or drop the class")
-        if labels_per_class is None:
+        if fraction is None and labels_per_class is None:
             chosen.append(candidates)
             continue
-        if len(candidates) < labels_per_class:
+        count = labels_per_class or 0
+        if fraction is not None:
+            count = max(1, round(fraction * len(candidates)))
+        elif len(candidates) < count:
             raise ValueError(
                 f"class {name!r} has {len(candidates)} labelled images, fewer than"
                 f" data.labels_per_class={labels_per_class}; ask for at most {len(candidates)}"
             )
-        chosen.append(candidates[torch.randperm(len(candidates), generator=random)[:labels_per_class]])
+        chosen.append(candidates[torch.randperm(len(candidates), generator=random)[:count]])
     indices = torch.cat(chosen)
     return Labeled(indices, train_labels[indices])
+
+
+def read_split(path: Path, corpus: Corpus) -> Labeled:
+    """A line an image: its index among the training images, or its file name. # starts a comment."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"data.split: no file at {path}; every run writes one: RUN/split.txt"
+        ) from None
+    entries = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not entries:
+        raise ValueError(f"data.split: {path} names no image")
+    if all(entry.isdigit() for entry in entries):
+        indices = [int(entry) for entry in entries]
+    else:
+        indices = _positions(entries, corpus.train_names, path)
+    if max(indices) >= len(corpus.train_labels):
+        raise ValueError(
+            f"data.split: {path} names image {max(indices)}, but there are {len(corpus.train_labels)}"
+        )
+    if len(set(indices)) < len(indices):
+        raise ValueError(f"data.split: {path} names an image twice")
+    labels = corpus.train_labels[torch.tensor(indices)]
+    unknown = (labels == UNKNOWN).nonzero().squeeze(1).tolist()
+    if unknown:
+        raise ValueError(f"data.split: {path} names {entries[unknown[0]]}, whose label is not known")
+    missing = sorted(set(range(len(corpus.class_names))) - set(labels.tolist()))
+    if missing:
+        raise ValueError(f"data.split: {path} names no image of class {corpus.class_names[missing[0]]!r}")
+    order = labels.argsort(stable=True)  # one class after another, as a drawn split is
+    return Labeled(torch.tensor(indices)[order], labels[order])
+
+
+def _positions(entries: Sequence[str], names: Sequence[str], path: Path) -> list[int]:
+    """Whole paths, or file names where these are enough to tell pictures apart."""
+    if not names:
+        raise ValueError(f"data.split: {path} names files, but these images are not files; use indices")
+    position = {name: index for index, name in enumerate(names)}
+    by_file: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        by_file.setdefault(Path(name).name, []).append(index)
+    found = []
+    for entry in entries:
+        candidates = [position[entry]] if entry in position else by_file.get(Path(entry).name, [])
+        if len(candidates) > 1:
+            candidates = [i for i in candidates if names[i].endswith(f"/{entry}")]
+        if len(candidates) != 1:
+            how_many = "no training picture" if not candidates else f"{len(candidates)} training pictures"
+            raise ValueError(f"data.split: {how_many} fits {entry!r} of {path}")
+        found += candidates
+    return found
+
+
+def write_split(path: Path, split: Labeled) -> None:
+    """To be given to another run with --data.split."""
+    head = "# indices of the labelled images among the training images\n"
+    path.write_text(head + "".join(f"{index}\n" for index in split.indices.tolist()), encoding="utf-8")
