@@ -1,5 +1,6 @@
 """Decoded pictures on disk, so that the next epoch or the next run need not decode them again."""
 
+import contextlib
 import hashlib
 import os
 import time
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 DECODER = 1  # part of every key: raise it when read_square gives other pixels
 SHARDS = 64  # folders; each has its share of the limit and is counted on its own
-RECOUNT = 32  # additions to a shard after which it is counted again: others may be writing to it
+RECOUNT = 32  # times that a shard is asked for room before it is counted again: others write to it too
 UNUSED_SECONDS = 24 * 3600  # entries that were not used for so long make room for new ones
 
 
@@ -28,7 +29,7 @@ class SquareCache:
         self.folder = folder
         self.limit = limit
         self._used: dict[str, int] = {}  # bytes in a shard, as last counted
-        self._added: dict[str, int] = {}  # entries since then
+        self._asked: dict[str, int] = {}  # times that room was asked for since then
 
     def get(self, path: Path, size: int) -> NDArray[np.uint8] | None:
         place = self._place(path, size)
@@ -48,16 +49,13 @@ class SquareCache:
         pixels = square.tobytes()
         temporary = place.with_name(f"{place.name}.{os.getpid()}.part")
         try:
-            if not self._has_room(place.parent, len(pixels) + 4):
-                return
-            temporary.write_bytes(pixels + _checksum(pixels))
-            temporary.replace(place)
+            if self._has_room(place.parent, len(pixels) + 4):
+                temporary.write_bytes(pixels + _checksum(pixels))
+                temporary.replace(place)
+                self._used[place.parent.name] += len(pixels) + 4
         except OSError:
-            temporary.unlink(missing_ok=True)
-            return
-        shard = place.parent.name
-        self._used[shard] += len(pixels) + 4
-        self._added[shard] += 1
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
     def _place(self, path: Path, size: int) -> Path:
         try:
@@ -73,9 +71,10 @@ class SquareCache:
 
     def _has_room(self, shard: Path, wanted: int) -> bool:
         share = self.limit // SHARDS
-        if self._added.get(shard.name, RECOUNT) >= RECOUNT:
+        if self._asked.get(shard.name, RECOUNT) >= RECOUNT:
             shard.mkdir(parents=True, exist_ok=True)
-            self._used[shard.name], self._added[shard.name] = _make_room(shard, share - wanted), 0
+            self._used[shard.name], self._asked[shard.name] = _make_room(shard, share - wanted), 0
+        self._asked[shard.name] += 1
         return self._used[shard.name] + wanted <= share
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ropaws.data.augment import Normalization
 from ropaws.data.image_ops import greyscale
 from ropaws.data.randomness import POOL, generator
+from ropaws.data.stacks import PictureStack
 
 UNKNOWN = -1  # in training: no label to grant; in testing: none of the classes
 
@@ -125,7 +126,10 @@ def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
 
 def measure_normalization(images: Images, *, most: int = 10_000) -> Normalization:
     """Mean and standard deviation a channel, from an even sample of the images (no labels needed)."""
-    most = most if isinstance(images, Tensor) else most // 10  # pictures on disk take time
-    sample = images[:: max(1, len(images) // most)].float().div_(255)
+    if isinstance(images, PictureStack):  # fewer: pictures on disk take time
+        sample, _ = images.read(torch.arange(0, len(images), max(1, 10 * len(images) // most)))
+    else:
+        sample = images[:: max(1, len(images) // most)]
+    sample = sample.float().div_(255)
     std, mean = torch.std_mean(sample, dim=(0, 2, 3))
     return Normalization(tuple(mean.tolist()), tuple(std.clamp_min(1e-3).tolist()))

@@ -1,0 +1,285 @@
+"""Pictures that are read while training, and the cache of decoded ones."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ropaws
+import ropaws.run as runs
+from ropaws.config import read_config
+from ropaws.data import cache as caching
+from ropaws.data.cache import SHARDS, SquareCache
+from ropaws.data.loaders import FEW
+from ropaws.data.pictures import UnreadableError, read_square, read_squares
+from ropaws.data.rows import ArrayRow
+from ropaws.data.sources import DataConfig
+from ropaws.data.stacks import PictureStack
+from tests import tiny
+
+NAMES = ("rows", "columns", "block")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    random = np.random.default_rng(0)
+    for label, name in enumerate(NAMES):
+        for kind, count in (("labeled", 3), ("test", 2)):
+            for i in range(count):
+                save(tmp_path / kind / name / f"{i}.png", label, random)
+    for i in range(24):
+        save(tmp_path / "pile" / f"{i:02d}.png", i % 4 - 1, random)
+    return tmp_path
+
+
+def save(path, label, random):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(tiny.draw(label, random)).convert("RGB").save(path)
+
+
+def config(photos, **data):
+    base = tiny.config("unused.npz", steps=8, checkpoint_every=3)
+    own = DataConfig(
+        labeled=photos / "labeled",
+        unlabeled=(photos / "pile",),
+        test=photos / "test",
+        picture_size=12,
+        labels_per_class=None,
+        workers=1,
+        **data,
+    )
+    return replace(base, data=own)
+
+
+def weights(run):
+    from safetensors.torch import load_file
+
+    return load_file(run / "model.safetensors")
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) or one[name].isnan().all() for name in one)
+
+
+def test_reading_while_training_gives_the_weights_of_training_from_memory(photos, tmp_path):
+    memory = ropaws.train(config(photos), tmp_path / "memory")
+    disk = ropaws.train(config(photos, memory_gb=0.0), tmp_path / "disk")
+    cached = ropaws.train(config(photos, memory_gb=0.0, cache=tmp_path / "cache"), tmp_path / "cached")
+    assert same(weights(memory), weights(disk))
+    assert same(weights(memory), weights(cached))
+    assert any((tmp_path / "cache").rglob("*"))
+    results = [ropaws.evaluate(run) for run in (memory, disk)]
+    for result in results:
+        del result["seconds"]
+    assert results[0] == results[1]
+
+
+def test_a_run_that_reads_while_training_can_be_resumed(photos, tmp_path, monkeypatch):
+    whole = ropaws.train(config(photos, memory_gb=0.0), tmp_path / "whole")
+    save = runs.save_checkpoint
+
+    def save_and_fail(*args, next_step, **kwargs):
+        save(*args, next_step=next_step, **kwargs)
+        if next_step == 6:
+            raise OSError("the power is gone")
+
+    monkeypatch.setattr(runs, "save_checkpoint", save_and_fail)
+    with pytest.raises(OSError, match="power"):
+        ropaws.train(read_config(whole / "config.json"), tmp_path / "cut")
+    monkeypatch.undo()
+    resumed = ropaws.resume(tmp_path / "cut")
+    assert same(weights(whole), weights(resumed))
+
+
+def test_ctrl_c_reaches_workers_and_still_ends_with_a_checkpoint(photos, tmp_path):
+    settings = config(photos, memory_gb=0.0)
+    settings = replace(settings, train=replace(settings.train, steps=100_000, checkpoint_every=50_000))
+    from ropaws.config import to_json
+    from ropaws.training.checkpoint import write_json
+
+    write_json(tmp_path / "config.json", to_json(settings))
+    command = [
+        sys.executable,
+        "-m",
+        "ropaws",
+        "train",
+        str(tmp_path / "config.json"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text().count("\n") > 3):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert b"go on with `ropaws train --resume" in said
+    assert b"Traceback" not in said
+    steps = metrics.read_text().count("\n")
+    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert checkpoint["next_step"] == steps
+
+
+def test_bad_pictures_are_replaced_listed_and_too_many_end_the_run(photos, tmp_path):
+    (photos / "pile" / "05.png").write_bytes(b"broken")
+    (photos / "labeled" / "rows" / "1.png").write_bytes(b"broken")
+    settings = config(photos, memory_gb=0.0)
+    run = tmp_path / "run"
+    with pytest.raises(ValueError, match=r"1 of 9 pictures cannot be read, first: .*rows/1\.png"):
+        ropaws.train(settings, run)
+    (photos / "labeled" / "rows" / "1.png").unlink()
+    ropaws.train(settings, run)
+    listed = (run / "unreadable.txt").read_text().splitlines()
+    assert len(listed) == 1
+    assert "05.png" in listed[0]
+
+
+def test_a_bad_picture_gives_way_to_the_next_good_one(photos):
+    paths = sorted((photos / "pile").iterdir())
+    for bad in (paths[5], paths[6], paths[23]):
+        bad.write_bytes(b"broken")
+    stack = PictureStack(paths, 12, workers=1)
+    images, failures = stack.read(torch.tensor([4, 5, 6, 7, 23]))
+    good = [torch.tensor(read_square(paths[i], 12)).permute(2, 0, 1) for i in (4, 7, 7, 7, 0)]
+    assert torch.equal(images, torch.stack(good))
+    assert set(failures) == {str(paths[i]) for i in (5, 6, 23)}
+    assert set(stack.unreadable(torch.tensor([4, 5, 23]))) == {5, 23}
+    with pytest.raises(ValueError, match=r"05\.png cannot be read any more"):
+        stack[torch.tensor([5])]
+    with pytest.raises(ValueError, match=r"05\.png cannot be read any more"):
+        stack.read(torch.tensor([5]), strict=True)
+    for path in paths:
+        path.write_bytes(b"broken")
+    with pytest.raises(ValueError, match="100 pictures in a row cannot be read"):
+        stack.read(torch.tensor([0]))
+    assert FEW >= 100
+
+
+def test_changed_pictures_are_another_data_set(photos):
+    paths = sorted((photos / "pile").iterdir())
+    before = PictureStack(paths, 12).digest()
+    assert PictureStack(paths, 12).digest() == before
+    assert PictureStack(paths[::-1], 12).digest() != before
+    assert PictureStack(paths, 16).digest() != before
+    Image.new("RGB", (50, 50), "red").save(paths[3])
+    assert PictureStack(paths, 12).digest() != before
+
+
+# The cache
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def entries(folder):
+    return [path for path in Path(folder).rglob("*") if path.is_file()]
+
+
+def test_a_cached_square_is_the_decoded_one(picture, tmp_path, monkeypatch):
+    cache = SquareCache(tmp_path / "cache", 10**9)
+    plain = read_square(picture, 16)
+    assert cache.get(picture, 16) is None
+    np.testing.assert_array_equal(read_square(picture, 16, cache), plain)
+    monkeypatch.setattr("ropaws.data.pictures._decode", None)  # a second decoding would fail
+    np.testing.assert_array_equal(read_square(picture, 16, cache), plain)
+    assert cache.get(picture, 24) is None  # another size is another entry
+
+
+def test_a_changed_file_is_decoded_again(picture, tmp_path):
+    cache = SquareCache(tmp_path / "cache", 10**9)
+    read_square(picture, 16, cache)
+    Image.new("RGB", (40, 40), "blue").save(picture)
+    assert read_square(picture, 16, cache)[0, 0].tolist() == [0, 0, 255]
+    os.utime(picture, ns=(0, 0))  # only the time has changed
+    assert cache.get(picture, 16) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None])
+def test_a_torn_entry_is_not_believed(picture, tmp_path, damage):
+    cache = SquareCache(tmp_path / "cache", 10**9)
+    plain = read_square(picture, 16, cache)
+    (entry,) = entries(tmp_path / "cache")
+    content = bytearray(entry.read_bytes())
+    content[7] ^= 1
+    entry.write_bytes(content if damage is None else damage)
+    assert cache.get(picture, 16) is None
+    np.testing.assert_array_equal(read_square(picture, 16, cache), plain)
+
+
+def test_the_cache_keeps_its_limit_and_lets_the_unused_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(caching, "RECOUNT", 1)
+    square = np.zeros((16, 16, 3), np.uint8)
+    room = 3  # squares a shard
+    limit = SHARDS * room * (square.nbytes + 4)
+    cache = SquareCache(tmp_path / "cache", limit)
+    for i in range(40 * SHARDS // 8):
+        cache.put(tmp_path / f"{i}.png", 16, square)
+    full = entries(tmp_path / "cache")
+    assert sum(path.stat().st_size for path in full) <= limit
+    names = {path.name for path in full}
+    for i in range(1000, 1000 + 4 * SHARDS):  # nothing was unused for long: nothing is dropped
+        cache.put(tmp_path / f"{i}.png", 16, square)
+    assert names <= {path.name for path in entries(tmp_path / "cache")}
+    for path in entries(tmp_path / "cache"):
+        os.utime(path, (0, 0))
+    cache.put(tmp_path / "new.png", 16, square)
+    assert cache.get(tmp_path / "new.png", 16) is not None
+    assert sum(path.stat().st_size for path in entries(tmp_path / "cache")) <= limit
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_else(picture, tmp_path):
+    (tmp_path / "cache").write_text("a file, not a folder")
+    cache = SquareCache(tmp_path / "cache", 10**9)
+    np.testing.assert_array_equal(read_square(picture, 16, cache), read_square(picture, 16))
+    tiny_cache = SquareCache(tmp_path / "small", 0)
+    read_square(picture, 16, tiny_cache)
+    assert entries(tmp_path / "small") == []
+
+
+def test_processes_share_a_cache(photos, tmp_path):
+    paths = sorted((photos / "pile").iterdir()) * 4  # more than a chunk: really in workers
+    cache = SquareCache(tmp_path / "cache", 10**9)
+    first = list(read_squares(paths, 16, cache=cache, workers=2))
+    again = list(read_squares(paths, 16, cache=cache, workers=2))
+    plain = list(read_squares(paths, 16, workers=1))
+    for one, two, three in zip(first, again, plain, strict=True):
+        np.testing.assert_array_equal(one, two)
+        np.testing.assert_array_equal(one, three)
+    assert len(entries(tmp_path / "cache")) == 24
+
+
+def test_arrays_stay_in_this_process(tmp_path, monkeypatch):
+    images = np.random.default_rng(0).integers(0, 256, (100, 16, 16), dtype=np.uint8)
+    np.savez(tmp_path / "a.npz", images=images)
+    rows = [ArrayRow(tmp_path / "a.npz", "images", i) for i in range(100)]
+    monkeypatch.setattr("ropaws.data.pictures.in_workers", None)
+    for image, square in zip(images, read_squares(rows, 16), strict=True):
+        assert not isinstance(square, UnreadableError)
+        np.testing.assert_array_equal(square[:, :, 1], image)
+
+
+def test_the_config_of_a_run_says_how_pictures_are_read(photos, tmp_path):
+    settings = config(photos, memory_gb=0.5, cache=tmp_path / "cache", cache_gb=2.0)
+    run = ropaws.train(replace(settings, train=replace(settings.train, steps=1)), tmp_path / "run")
+    assert read_config(run / "config.json").data == settings.data
+    for wrong, words in (({"memory_gb": -1.0}, "memory_gb"), ({"workers": 0}, "data.workers must be")):
+        with pytest.raises(ValueError, match=words):
+            replace(settings.data, **wrong)
