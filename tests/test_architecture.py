@@ -15,7 +15,7 @@ LEVELS = {
     "training": 3,
     "config": 4, "folder": 4,
     "run": 5, "recipes": 5, "own_data": 5,
-    "demo": 6, "labeling": 6,
+    "demo": 6, "labeling": 6, "in_python": 6,
     "labels_file": 7, "options": 7,
     "cli": 8,
     "__main__": 9, "__init__": 9,

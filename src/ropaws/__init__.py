@@ -12,6 +12,7 @@ from ropaws.version import __version__
 if TYPE_CHECKING:
     from ropaws import equations, recipes
     from ropaws.config import RunConfig
+    from ropaws.in_python import train_on
     from ropaws.labeling import Prediction, predict
     from ropaws.methods import PAWS, RoPAWS, Supervised
     from ropaws.run import evaluate, resume, train
@@ -29,6 +30,7 @@ __all__ = [
     "recipes",
     "resume",
     "train",
+    "train_on",
 ]
 
 _HOME = {
@@ -41,6 +43,7 @@ _HOME = {
     "predict": "labeling",
     "resume": "run",
     "train": "run",
+    "train_on": "in_python",
 }
 
 

@@ -17,10 +17,14 @@ from ropaws import recipes
 from ropaws.config import RunConfig, make_method, method_name, read_config, to_json
 from ropaws.data.check import check_data
 from ropaws.data.listing import list_unlabeled, merge
+from ropaws.data.named import DATASETS, is_there
+from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.data.uncurated import MIXES
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
+from ropaws.models import ModelConfig
 from ropaws.naming import nearest
-from ropaws.options import Check, Evaluate, Predict, Recipes, Train, check_flags, parse
+from ropaws.options import Check, Datasets, Evaluate, Predict, Recipes, Train, check_flags, parse
 from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, evaluate, resume, train
@@ -38,6 +42,7 @@ commands:
   train      train a model; every setting is an option
   evaluate   test a trained run
   predict    label pictures with a trained run, and tell which belong to no class
+  datasets   list the named datasets and mixes, or get and count one
   recipes    list the published runs, or show one
 
 `ropaws COMMAND --help` explains a command."""
@@ -71,6 +76,7 @@ def _dispatch(arguments: list[str]) -> None:
         "train": _train,
         "evaluate": _evaluate,
         "predict": _predict,
+        "datasets": _datasets,
         "recipes": _recipes,
     }
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -103,7 +109,9 @@ class _OneLineParser(argparse.ArgumentParser):
 
 def _train(arguments: list[str]) -> None:
     early = _OneLineParser(add_help=False, allow_abbrev=False)
-    for name in ("--recipe", "--method", "--resume", "--labeled", "--test", "--train.device"):
+    for name in (
+        "--recipe", "--method", "--resume", "--labeled", "--test", "--train.device", "--backbone", "--init",
+    ):  # fmt: skip
         early.add_argument(name)
     early.add_argument("--unlabeled", nargs="+", default=())
     chosen, _ = early.parse_known_args(arguments)
@@ -124,6 +132,7 @@ def _train(arguments: list[str]) -> None:
         base = _base_config(first, chosen.recipe, wants_help)
     if chosen.method is not None and chosen.method != method_name(base.method):
         base = replace(base, method=make_method(chosen.method))
+    base = replace(base, model=_chosen_model(base.model, chosen))
     check_flags(arguments, Train, base)
     command = parse(Train, "train", arguments, default=Train(run=base))
     if command.config is not None and first is None:
@@ -140,12 +149,23 @@ def _train(arguments: list[str]) -> None:
     print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
 
 
+def _chosen_model(model: ModelConfig, chosen: argparse.Namespace) -> ModelConfig:
+    """--backbone and --init, for short."""
+    return replace(
+        model,
+        backbone=chosen.backbone or model.backbone,
+        init=model.init if chosen.init is None else Path(chosen.init),
+    )
+
+
 def _fit_settings(chosen: argparse.Namespace) -> Choice:
     return fit_settings(
         Path(chosen.labeled),
         tuple(Path(source) for source in chosen.unlabeled),
         None if chosen.test is None else Path(chosen.test),
         device=getattr(chosen, "train.device") or "auto",
+        backbone=chosen.backbone,
+        init=None if chosen.init is None else Path(chosen.init),
     )
 
 
@@ -235,6 +255,35 @@ def _predict(arguments: list[str]) -> None:
         print(
             f"{len(summary.unreadable)} unreadable pictures are listed in {command.out}.json", file=sys.stderr
         )
+
+
+def _datasets(arguments: list[str]) -> None:
+    check_flags(arguments, Datasets)
+    command = parse(Datasets, "datasets", arguments)
+    if command.name is None:
+        table = Table()
+        table.add_column("name", no_wrap=True)
+        table.add_column("what it is")
+        table.add_column(f"below {command.root}")
+        for name, dataset in DATASETS.items():
+            table.add_row(name, dataset.about, "yes" if is_there(dataset, command.root) else "no")
+        for name, mix in MIXES.items():
+            parts = [DATASETS[part] for part in (mix.source, *mix.extra)]
+            ready = all(is_there(part, command.root) for part in parts)
+            table.add_row(name, mix.about, "yes" if ready else "no")
+        Console().print(table)
+        print("Use one with `ropaws train --recipe NAME --data.source DATASET`.")
+        return
+    config = DataConfig(
+        source=command.name, root=command.root, download=command.download, memory_gb=0.0
+    )  # counting needs no pixels: pictures stay on disk
+    corpus = load_corpus(config, watch=watch_files(Console(stderr=True)))
+    known = int((corpus.train_labels >= 0).sum())
+    shape = " x ".join(map(str, corpus.train_images.shape[1:]))
+    print(f"{command.name}: {len(corpus.class_names)} classes, images of {shape}")
+    print(f"training: {len(corpus.train_labels):,} images, {known:,} of them with a label to grant")
+    out = int((corpus.test_labels < 0).sum())
+    print(f"test: {len(corpus.test_labels):,} images, {out:,} of them out-of-class")
 
 
 def _recipes(arguments: list[str]) -> None:

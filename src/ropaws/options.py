@@ -46,6 +46,10 @@ class Train:
     """With --labeled: folders of anything, walked to the bottom, or tables of paths."""
     test: Path | None = None
     """With --labeled: pictures to test on; classes that --labeled does not have are out-of-class."""
+    backbone: str | None = None
+    """The network, as --model.backbone: small, wrn-28-2, resnet18, resnet50, timm:NAME ..."""
+    init: Path | None = None
+    """Weights that the backbone starts from, as --model.init: a .pth or .safetensors file."""
     budget: str | None = None
     """Train for about this long: 90s, 20m, 1.5h."""
     resume: Path | None = None
@@ -106,6 +110,21 @@ class Check:
     """Pictures to test on, like --labeled."""
     json: Path | None = None
     """Also write everything that was found to this file."""
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """List the named datasets and mixes, or read one and count its images.
+
+    ropaws datasets cifar10+svhn
+    """
+
+    name: tyro.conf.Positional[str | None] = None
+    """A dataset or mix to read; its official files are got if they are not there."""
+    root: Path = Path("data")
+    """Folder with the official files."""
+    download: bool = True
+    """Get what is missing."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ropaws.data.pictures import open_picture
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
 from ropaws.methods import RoPAWS
-from ropaws.models import ModelConfig
+from ropaws.models import ModelConfig, recognise_backbone
 from ropaws.training.hardware import choose_device
 from ropaws.training.optim import OptimConfig
 
@@ -31,21 +31,27 @@ class Choice:
 
 
 def fit_settings(
-    labeled: Path, unlabeled: tuple[Path, ...], test: Path | None = None, *, device: str = "auto"
+    labeled: Path,
+    unlabeled: tuple[Path, ...],
+    test: Path | None = None,
+    *,
+    device: str = "auto",
+    backbone: str | None = None,
+    init: Path | None = None,
 ) -> Choice:
     """Look at the pictures and the machine, and choose size, network, batches and steps."""
     labels = list_labeled(labeled)
     train = merge([labels, *(list_unlabeled(source) for source in unlabeled)])
     gpu = choose_device(device).type != "cpu"
     size, why_size = _choose_size(train, gpu)
-    backbone = _choose_backbone(size, gpu)
+    backbone, why_backbone = _choose_backbone(size, gpu, backbone, init)
     support, why_support = _choose_support(labels)
     pool = len(train.pictures)
     batch = max(2, min(256 if gpu else 128, pool // 4))
     steps = min(20_000, max(300, EPOCHS * pool // batch))
     config = RunConfig(
         method=RoPAWS(prior_temperature="auto", typical_prior=0.4, reweight_entropy=True),
-        model=ModelConfig(backbone=backbone),
+        model=ModelConfig(backbone=backbone, init=init),
         data=DataConfig(
             source="files",
             labeled=labeled,
@@ -61,7 +67,7 @@ def fit_settings(
     )
     reasons = (
         why_size,
-        f"backbone {backbone}: for views of {size} px on {'a GPU' if gpu else 'a CPU'}",
+        why_backbone,
         why_support,
         f"{steps} steps of {batch}: {EPOCHS} times through {pool:,} pictures, but 300 to 20,000 steps",
     )
@@ -97,10 +103,15 @@ def _choose_augmentation(size: int, gpu: bool) -> AugmentConfig:
     return AugmentConfig(size=size, small_size=small, small_crops=2, solarize=0.0, equalize=0.0)
 
 
-def _choose_backbone(size: int, gpu: bool) -> str:
-    if not gpu:
-        return "small"
-    return "wrn-28-2" if size <= 48 else "resnet18" if size <= 96 else "resnet50"
+def _choose_backbone(size: int, gpu: bool, asked: str | None, init: Path | None) -> tuple[str, str]:
+    if asked is not None:
+        return asked, f"backbone {asked}: as asked"
+    if init is not None:
+        name = recognise_backbone(init)
+        return name, f"backbone {name}: {init} fits it"
+    name = "wrn-28-2" if size <= 48 else "resnet18" if size <= 96 else "resnet50"
+    name = name if gpu else "small"
+    return name, f"backbone {name}: for views of {size} px on {'a GPU' if gpu else 'a CPU'}"
 
 
 def _choose_support(labels: Listing) -> tuple[SupportConfig, str]:

@@ -39,7 +39,7 @@ from ropaws.folder import (
     write_facts,
     write_unreadable,
 )
-from ropaws.models import Encoder, build_encoder
+from ropaws.models import Encoder, build_encoder, load_init
 from ropaws.training.checkpoint import (
     load_checkpoint,
     load_model,
@@ -110,6 +110,9 @@ def train(
     facts = DataFacts(corpus.class_names, split, normalize, digest_images(corpus.train_images), names)
     device = choose_device(config.train.device)
     parts = _build(config, corpus, facts, device, bf16=use_bf16(config.train.precision, device))
+    if config.model.init is not None:
+        left = load_init(parts.model, config.model, channels=corpus.channels)
+        choices = (*choices, _describe_init(config.model.init, left))
     if budget is not None:
         steps = max(1, int(budget / _seconds_per_step(config, parts)))
         config, choices = (
@@ -136,6 +139,11 @@ def resume(run: Path | str, *, console: Console | None = None) -> Path:
     start, seconds = load_checkpoint(run, parts.model, parts.optimizer)
     _fit(run, config, parts, console, start=start, seconds=seconds)
     return run
+
+
+def _describe_init(init: Path, left: Sequence[str]) -> str:
+    unused = f"; left out: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''}" if left else ""
+    return f"backbone starts from {init}{unused}"
 
 
 def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:

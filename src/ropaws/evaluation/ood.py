@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ropaws import equations as eq
+from ropaws.models.operators import declare_missing_operators
 
 
 def max_similarity(queries: Tensor, support: Tensor, *, batch: int = 4096) -> Tensor:
@@ -13,6 +14,7 @@ def max_similarity(queries: Tensor, support: Tensor, *, batch: int = 4096) -> Te
 
 def auroc(scores: Tensor, in_class: Tensor) -> float:
     """Area under the ROC curve of a similarity in [-1, 1] that should be high in-class.   both (n,)"""
+    declare_missing_operators()
     from torchmetrics.functional.classification import binary_auroc  # slow to load
 
     # torchmetrics squashes scores outside [0, 1] with a sigmoid, which may merge neighbours.

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,10 +12,14 @@ from ropaws.models.encoder import Encoder
 from ropaws.models.heads import prediction_head, projection_head
 from ropaws.models.resnet import resnet18, resnet50
 from ropaws.models.small_convnet import SmallConvNet
+from ropaws.models.timm_backbone import TIMM, TimmBackbone, check_timm_name
+from ropaws.models.weights import fit_weights, init_backbone, read_weights
 from ropaws.models.wide_resnet import WideResNet
 from ropaws.naming import nearest
 
-__all__ = ["BACKBONES", "Encoder", "ModelConfig", "backbone_builder", "build_encoder"]
+__all__ = ["BACKBONES", "Encoder", "ModelConfig", "build_encoder", "load_init", "recognise_backbone"]
+
+PRETRAINED = Path("pretrained")
 
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
@@ -29,7 +34,9 @@ class ModelConfig:
     """The network."""
 
     backbone: str = "wrn-28-2"
-    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18 or resnet50."""
+    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18, resnet50, or timm:NAME with the timm extra."""
+    init: Path | None = None
+    """Weights that the backbone starts from: .pth or .safetensors; "pretrained" for those that timm has."""
     projection_hidden: int = 128
     """Width of the projection head's two hidden layers."""
     projection_dims: int = 128
@@ -42,13 +49,19 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"model.{name} must be at least 1, got {value}")
-        backbone_builder(self.backbone)
+        if self.init == PRETRAINED and not self.backbone.startswith(TIMM):
+            raise ValueError(f"model.init={PRETRAINED} goes with a timm: backbone, got {self.backbone}")
+        if not self.backbone.startswith(TIMM):  # timm is slow to load; it is asked when the network is built
+            backbone_builder(self.backbone)
 
 
 def backbone_builder(name: str) -> Callable[[int], nn.Module]:
     """The function that makes a backbone for a number of image channels."""
     if name in BACKBONES:
         return BACKBONES[name]
+    if name.startswith(TIMM):
+        check_timm_name(name.removeprefix(TIMM))
+        return lambda channels: TimmBackbone(name.removeprefix(TIMM), channels)
     if match := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
         depth, width = map(int, match.groups())
         return lambda channels: WideResNet(depth, width, channels)
@@ -57,7 +70,7 @@ def backbone_builder(name: str) -> Callable[[int], nn.Module]:
         return lambda channels: SmallConvNet((first, 2 * first, 4 * first), channels)
     raise ValueError(
         f"model.backbone: unknown backbone {name!r}, did you mean {nearest(name, BACKBONES)!r}?"
-        f" Known: {', '.join(BACKBONES)}"
+        f" Known: {', '.join(BACKBONES)}, {TIMM}NAME"
     )
 
 
@@ -71,3 +84,30 @@ def build_encoder(config: ModelConfig, *, channels: int, autocast: bool = False)
         prediction = prediction_head(config.projection_dims, config.prediction_hidden)
     encoder = Encoder(backbone, projection, prediction, autocast=autocast)
     return encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def load_init(encoder: Encoder, config: ModelConfig, *, channels: int) -> list[str]:
+    """Start the backbone from the weights that the settings name; what was left out of the file."""
+    if config.init is None:
+        return []
+    if config.init == PRETRAINED:
+        offered = TimmBackbone(config.backbone.removeprefix(TIMM), channels, pretrained=True)
+        encoder.backbone.load_state_dict(offered.state_dict())
+        return []
+    backbone = encoder.backbone
+    target = backbone.body if isinstance(backbone, TimmBackbone) else backbone
+    return init_backbone(target, config.init, config.backbone)
+
+
+def recognise_backbone(path: Path) -> str:
+    """Which of our backbones a weight file fits."""
+    weights = read_weights(path)
+    for name in ("resnet50", "resnet18", "wrn-28-2", "small"):
+        try:
+            with torch.device("meta"):  # names and shapes are enough
+                backbone = BACKBONES[name](3)
+            fit_weights(backbone, weights)
+        except ValueError:
+            continue
+        return name
+    raise ValueError(f"--init: {path} fits none of resnet50, resnet18, wrn-28-2, small; name its --backbone")

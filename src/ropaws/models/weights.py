@@ -1,0 +1,96 @@
+"""Start a backbone from a weight file: torchvision's, SwAV's, MoCo's, timm's, or another run's."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+# What trainers put before the names of a backbone.
+PREFIXES = (
+    "",
+    "module.",
+    "backbone.",
+    "module.backbone.",
+    "module.encoder_q.",
+    "encoder.",
+    "model.",
+    "module.encoder.",
+)
+WRAPPERS = ("state_dict", "model", "model_state_dict", "encoder")  # dictionaries around the weights
+SHOWN = 3
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors, .pth, .pth.tar or .pt file; nothing in it is executed."""
+    if not path.is_file():
+        raise FileNotFoundError(f"model.init: no weight file at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"model.init: {path} is not a readable weight file ({first})") from None
+    except Exception as error:  # UnpicklingError and whatever else a damaged pickle raises
+        raise ValueError(
+            f"model.init: {path} holds more than tensors, or is damaged; save its state dict alone"
+            f" ({str(error).splitlines()[0]})"
+        ) from None
+    while isinstance(content, dict) and (inner := next((k for k in WRAPPERS if k in content), None)):
+        content = content[inner]
+    weights = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    if not weights:
+        raise ValueError(f"model.init: {path} has no tensors by name in it")
+    return weights
+
+
+def fit_weights(backbone: nn.Module, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """The weights of the backbone under its own names, and the names that belong to something else.
+
+    Of all prefixes the one with the most fitting names. What is missing or has another shape is an error.
+    """
+    wanted = {k: v for k, v in backbone.state_dict().items() if not k.endswith("num_batches_tracked")}
+    prefix = max(PREFIXES, key=lambda p: sum(f"{p}{name}" in weights for name in wanted))
+    missing = [name for name in wanted if f"{prefix}{name}" not in weights]
+    shapes = {
+        name: (tuple(weights[f"{prefix}{name}"].shape), tuple(value.shape))
+        for name, value in wanted.items()
+        if name not in missing and weights[f"{prefix}{name}"].shape != value.shape
+    }
+    left = [name for name in weights if name.removeprefix(prefix) not in wanted]
+    if missing or shapes:
+        raise ValueError("; ".join(_misfits(missing, shapes, left)))
+    counters = [name for name in left if name.endswith("num_batches_tracked")]
+    return {name: weights[f"{prefix}{name}"] for name in wanted}, [n for n in left if n not in counters]
+
+
+def _misfits(
+    missing: list[str], shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], left: list[str]
+) -> list[str]:
+    def some(names: list[str]) -> str:
+        return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+    parts = []
+    if missing:
+        parts.append(f"it lacks {some(missing)}")
+    if shapes:
+        listed = [f"{name} (has {has}, needs {needs})" for name, (has, needs) in shapes.items()]
+        parts.append(f"these have another shape: {some(listed)}")
+    if missing and left:
+        parts.append(f"it has instead {some(left)}")
+    return parts
+
+
+def init_backbone(backbone: nn.Module, path: Path, name: str) -> list[str]:
+    """Load a weight file into a backbone; the names in it that were left out, such as a classifier's."""
+    weights = read_weights(path)
+    try:
+        fitting, left = fit_weights(backbone, weights)
+    except ValueError as error:
+        raise ValueError(f"model.init: {path} does not fit backbone {name}: {error}") from None
+    backbone.load_state_dict(fitting, strict=False)
+    return left
