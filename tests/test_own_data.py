@@ -199,6 +199,39 @@ def test_check_finds_what_is_wrong(photos, capsys):
     assert [Path(p).name for p in findings["test_in_train"][0]] == ["leak.png", "rows-1.png"]
 
 
+def scene(seed, size=(240, 180)):
+    """A smooth picture, as photographs are."""
+    random = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    return Image.fromarray(random).resize(size, Image.Resampling.BICUBIC)
+
+
+def test_check_finds_near_copies(tmp_path, capsys):
+    """Smaller, recompressed and in another format; in the pile, under another label, and in the test set."""
+    labeled, pile, test = (tmp_path / name for name in ("labeled", "pile", "test"))
+    for folder in (labeled / "cat", labeled / "dog", pile, test / "cat", test / "dog"):
+        folder.mkdir(parents=True)
+    for i in range(4):
+        scene(i).save(labeled / "cat" / f"{i}.png")
+        scene(10 + i).save(labeled / "dog" / f"{i}.png")
+        scene(20 + i).save(pile / f"{i}.png")
+        scene(30 + i).save(test / ("cat" if i % 2 else "dog") / f"{i}.jpg")
+    Image.new("RGB", (90, 90), "white").save(pile / "white.png")  # flat ones are not alike
+    Image.new("RGB", (90, 90), (250, 250, 250)).save(labeled / "cat" / "grey.png")
+    command = ["check", "--labeled", str(labeled), "--unlabeled", str(pile), "--test", str(test)]
+    main(command)
+    assert "Nothing to mend was found." in capsys.readouterr().out
+    scene(0).resize((120, 90)).save(pile / "smaller.jpg", quality=60)
+    scene(1).save(labeled / "dog" / "again.jpg", quality=50)
+    scene(20).resize((100, 75)).save(test / "dog" / "leak.webp", quality=70)
+    main([*command, "--json", str(tmp_path / "found.json")])
+    found = json.loads((tmp_path / "found.json").read_text())
+    pairs = [tuple(Path(path).name for path in pair) for pair in found["lookalikes"]]
+    assert sorted(pairs) == [("0.png", "smaller.jpg"), ("1.png", "again.jpg")]
+    assert [[Path(p).name for p in group] for group in found["conflicts"]] == [["1.png", "again.jpg"]]
+    assert [[Path(p).name for p in pair] for pair in found["test_in_train"]] == [["leak.webp", "0.png"]]
+    assert found["duplicates"] == []
+
+
 def test_settings_fit_the_data_and_say_why(photos):
     choice = fit_settings(photos / "labeled", (photos / "pile",), device="cpu")
     config = choice.config

@@ -19,7 +19,7 @@ SMALLEST = 16  # pixels; a shorter side than this shows little
 IMBALANCE = 10  # times as many labels in the largest class as in the smallest
 # Pictures whose thumbnails correlate like this, with the same brightness, are taken for copies of one
 # another, in another size or quality. Flat ones have no structure to compare.
-ALIKE, SAME_BRIGHTNESS, FLAT = 0.995, 10.0, 4.0
+ALIKE, SAME_BRIGHTNESS, FLAT = 0.99, 10.0, 4.0
 THUMB = 16  # pixels a side
 BLOCK = 2048
 
@@ -155,10 +155,10 @@ def look_at(picture: Picture) -> Look:
     try:
         with open_picture(picture) as opened:
             side = min(opened.size)
-        square = read_square(picture, 2 * THUMB)
+        square = read_square(picture, 4 * THUMB)
     except Exception as error:  # Pillow raises nearly anything on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return Look(str(picture), 0, "", b"", reason)
     mark = hashlib.blake2b(square.tobytes(), digest_size=16).hexdigest()
-    grey = square.reshape(THUMB, 2, THUMB, 2, 3).mean(axis=(1, 3, 4)).round().astype(np.uint8)
+    grey = square.reshape(THUMB, 4, THUMB, 4, 3).mean(axis=(1, 3, 4)).round().astype(np.uint8)
     return Look(str(picture), side, mark, grey.tobytes(), "")
