@@ -1,0 +1,190 @@
+"""Reading pictures: ours against a plain per-image Dataset with a DataLoader of as many workers.
+
+python benchmarks/loading.py        about ten minutes; writes results/loading.json
+
+A few thousand JPEGs of about 500 x 375 are generated. First, images a second: both read all pictures,
+in batches and in random order, as squares of 110 px (views of 96) and of 256 px (views of 224), interleaved. The plain
+way is what peers do: open, convert, resize the shorter side, crop the centre, to a float tensor. Ours
+is measured without a cache, and with a cache that has been filled. Then, the loader's share of a
+training step at 96, 160 and 224 px: seconds that the loop waits for data, of all seconds.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from timing import interleaved, median_ratio, write_results
+from torch.utils.data import DataLoader, Dataset
+
+from ropaws import recipes
+from ropaws.data.augment import Normalization
+from ropaws.data.cache import SquareCache
+from ropaws.data.loaders import BatchStream, TrainingData
+from ropaws.data.samplers import SupportConfig
+from ropaws.data.stacks import PictureStack
+from ropaws.models import build_encoder
+from ropaws.training.hardware import keep_freed_memory
+from ropaws.training.loop import fit
+from ropaws.training.optim import LARS
+
+PICTURES, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
+SIZES = {96: 110, 224: 256}  # pixels of a view: pixels that are kept of a picture
+STEPS = 8
+
+
+def write_pictures(folder: Path) -> list[Path]:
+    """Photographs in kind: large smooth forms, edges and some grain, at camera quality."""
+    random = np.random.default_rng(0)
+    paths = []
+    for index in range(PICTURES):
+        width, height = int(random.integers(440, 560)), int(random.integers(330, 420))
+        forms = Image.fromarray(random.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((width, height), 3)
+        detail = Image.fromarray(random.integers(0, 256, (48, 64, 3), dtype=np.uint8)).resize((width, height), 2)
+        picture = np.asarray(Image.blend(forms, detail, 0.3)).astype(np.int16)
+        picture += random.integers(-6, 7, picture.shape, dtype=np.int16)
+        path = folder / f"{index:05d}.jpg"
+        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+        paths.append(path)
+    return paths
+
+
+class PlainPictures(Dataset[torch.Tensor]):
+    def __init__(self, paths: list[Path], size: int) -> None:
+        self.paths, self.size = paths, size
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with Image.open(self.paths[index]) as opened:
+            picture = opened.convert("RGB")
+        scale = self.size / min(picture.size)
+        width, height = (max(self.size, round(side * scale)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+        left, top = (width - self.size) // 2, (height - self.size) // 2
+        picture = picture.crop((left, top, left + self.size, top + self.size))
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+
+
+class Repeating:
+    """The batches of one DataLoader, epoch after epoch: starting workers is not what is measured."""
+
+    def __init__(self, make: Callable[[], Iterator[object]]) -> None:
+        self.make = make
+        self.current = make()
+
+    def epoch(self, batches: int) -> None:
+        for _ in range(batches):
+            next(self.current)
+
+
+def plain_batches(paths: list[Path], size: int) -> Iterator[torch.Tensor]:
+    loader = DataLoader(
+        PlainPictures(paths, size), BATCH, shuffle=True, drop_last=True, num_workers=WORKERS,
+        persistent_workers=True, multiprocessing_context="spawn",
+    )  # fmt: skip
+    while True:
+        yield from loader
+
+
+def our_batches(paths: list[Path], size: int, cache: SquareCache | None) -> Iterator[object]:
+    stack = PictureStack(paths, size, cache=cache, workers=WORKERS)
+    yield from stream(stack)._all_pixels(0, 10**6)
+
+
+def stream(stack: PictureStack, recipe: str = "demo", **augment: float) -> BatchStream:
+    config = recipes.get(recipe)
+    one_label = torch.zeros(1, dtype=torch.long)
+    data = TrainingData(stack, one_label, one_label, Normalization((0.5,) * 3, (0.25,) * 3))
+    support = SupportConfig(images_per_class=1, views=1)
+    return BatchStream(data, replace(config.augment, **augment), support, BATCH, seed=0)
+
+
+def images_per_second(paths: list[Path], folder: Path) -> dict[str, object]:
+    results: dict[str, object] = {}
+    batches = PICTURES // BATCH
+    for view, size in SIZES.items():
+        cache = SquareCache(folder / f"cache-{size}", 4 * 2**30)
+        ways = {
+            "plain": Repeating(lambda s=size: plain_batches(paths, s)),
+            "ropaws": Repeating(lambda s=size: our_batches(paths, s, None)),
+            "ropaws, cache": Repeating(lambda s=size, c=cache: our_batches(paths, s, c)),
+        }
+        seconds = interleaved(
+            {name: lambda w=way: w.epoch(batches) for name, way in ways.items()}, REPEATS, warm_up=2
+        )
+        rates = {k: round(batches * BATCH / statistics.median(v)) for k, v in seconds.items()}
+        speedups = {k: round(median_ratio(seconds["plain"], v), 2) for k, v in seconds.items() if k != "plain"}
+        results[f"{view}px"] = {"picture_size": size, "images_per_second": rates, "speedup": speedups}
+        print(f"{view} px: {rates}, {speedups}")
+    return results
+
+
+def loader_share(paths: list[Path], folder: Path) -> dict[str, object]:
+    """Of a step of a small network with two large views: how long the loop waits for pictures."""
+    results: dict[str, object] = {}
+    for view in (96, 160, 224):
+        size = round(view * 8 / 7)
+        for name, cache in (("decoding", None), ("cache", SquareCache(folder / "share", 4 * 2**30))):
+            stack = PictureStack(paths, size, cache=cache, workers=WORKERS)
+            if cache is not None:
+                stack[torch.arange(len(stack))]  # fills it
+            config = recipes.get("demo")
+            source = stream(stack, size=view, small_size=round(0.6 * view), small_crops=0)
+            model = build_encoder(config.model, channels=3)
+            waits, total = timed_steps(source, model, config.method)
+            share = round(sum(waits) / sum(total), 3)
+            results[f"{view}px, {name}"] = {
+                "seconds_a_step": round(statistics.median(total), 2), "share_of_loader": share,
+            }  # fmt: skip
+            print(f"{view} px, {name}: a step {statistics.median(total):.2f} s, {100 * share:.1f} % of it the loader")
+    return results
+
+
+def timed_steps(source: BatchStream, model, method) -> tuple[list[float], list[float]]:
+    waits: list[float] = []
+
+    def watched() -> Iterator:
+        batches = source._all_pixels(0, STEPS + 2)
+        while True:
+            began = time.perf_counter()
+            try:
+                step, pixels = next(batches)
+            except StopIteration:
+                return
+            waits.append(time.perf_counter() - began)
+            yield step, source.views(step, pixels), source.support_batch(step, pixels)
+
+    moments = [time.perf_counter()]
+    for _ in fit(model, method, watched(), LARS(model.parameters(), lr=0.1), lambda step: 0.1):
+        moments.append(time.perf_counter())
+    total = [b - a for a, b in zip(moments, moments[1:], strict=False)]
+    return waits[2:], total[2:]  # the first steps pay for starting the workers
+
+
+def main() -> None:
+    keep_freed_memory()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "pictures").mkdir()
+        began = time.perf_counter()
+        paths = write_pictures(folder / "pictures")
+        print(f"{PICTURES} pictures written in {time.perf_counter() - began:.0f} s")
+        sizes = [path.stat().st_size for path in paths]
+        results: dict[str, object] = {
+            "pictures": PICTURES, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
+            "batch": BATCH, "workers": WORKERS, "turns": REPEATS,
+        }  # fmt: skip
+        results |= images_per_second(paths, folder)
+        results["training"] = loader_share(paths, folder)
+    write_results("loading", results)
+
+
+if __name__ == "__main__":
+    main()
