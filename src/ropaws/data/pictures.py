@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from ropaws.data.cache import SquareCache
 from ropaws.data.rows import ArrayRow, DatasetRow
@@ -69,7 +69,10 @@ def open_picture(picture: Picture) -> Image.Image:
 
 def square_of(picture: Image.Image, size: int) -> Image.Image:
     """The central square, upright, in RGB and of that size."""
-    picture = to_rgb(ImageOps.exif_transpose(picture))
+    # Asked first: Pillow copies the picture even where there is nothing to turn.
+    if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        picture = ImageOps.exif_transpose(picture)
+    picture = to_rgb(picture)
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     square = picture.crop((left, top, left + side, top + side))
@@ -86,7 +89,7 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
         layer = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 def read_squares(

@@ -92,8 +92,9 @@ class PictureStack:
 
 
 def stack_squares(squares: Iterable[NDArray[np.uint8]], size: int) -> Tensor:
-    """(size, size, 3) each  ->  (n, 3, size, size)"""
+    """(size, size, 3) each  ->  (n, 3, size, size), the channels of a pixel side by side in memory"""
     listed = list(squares)
-    if not listed:
-        return torch.empty(0, 3, size, size, dtype=torch.uint8)
-    return torch.from_numpy(np.ascontiguousarray(np.stack(listed).transpose(0, 3, 1, 2)))
+    stacked = np.empty((len(listed), size, size, 3), np.uint8)
+    for place, square in zip(stacked, listed, strict=True):
+        place[:] = square
+    return torch.from_numpy(stacked).permute(0, 3, 1, 2)
