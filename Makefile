@@ -28,6 +28,7 @@ lint: venv
 
 bench: venv
 	$(BIN)/python benchmarks/augment.py
+	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/step_time.py
 
 clean:

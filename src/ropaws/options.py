@@ -41,9 +41,9 @@ class Train:
     out: Path | None = None
     """The run folder; by default runs/RECIPE-METHOD-seedN."""
     labeled: Path | None = None
-    """Your own pictures: a folder with a folder for each class, or a table of path and label."""
+    """Your own pictures: a folder with a folder for each class, a table of path and label, an .npz ..."""
     unlabeled: tuple[Path, ...] = ()
-    """With --labeled: folders of anything, walked to the bottom, or tables of paths."""
+    """With --labeled: folders of anything, walked to the bottom, tables of paths, .npz files ..."""
     test: Path | None = None
     """With --labeled: pictures to test on; classes that --labeled does not have are out-of-class."""
     backbone: str | None = None
@@ -78,7 +78,7 @@ class Predict:
     run: tyro.conf.Positional[Path]
     """A run folder."""
     sources: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders, walked to the bottom, pictures, or tables of paths."""
+    """Folders, walked to the bottom, pictures, tables of paths, .npz files, or saved datasets."""
     out: Path
     """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it."""
     threshold: float | None = None
@@ -103,9 +103,9 @@ class Check:
     """
 
     labeled: Path
-    """A folder with a folder for each class, or a table of path and label."""
+    """A folder with a folder for each class, a table of path and label, an .npz or a saved dataset."""
     unlabeled: tuple[Path, ...] = ()
-    """Folders of anything, or tables of paths."""
+    """Folders of anything, tables of paths, .npz files or saved datasets."""
     test: Path | None = None
     """Pictures to test on, like --labeled."""
     json: Path | None = None

@@ -65,12 +65,18 @@ def fit_settings(
         optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=steps // 10),
         train=TrainConfig(steps=steps, batch=batch, device=device, checkpoint_every=max(20, steps // 20)),
     )
-    reasons = (
+    reasons: tuple[str, ...] = (
         why_size,
         why_backbone,
         why_support,
         f"{steps} steps of {batch}: {EPOCHS} times through {pool:,} pictures, but 300 to 20,000 steps",
     )
+    gigabytes = pool * 3 * config.data.picture_size**2 / 2**30
+    if gigabytes > config.data.memory_gb:
+        reasons += (
+            f"pictures are read while training: decoded, they are {gigabytes:.1f} GB, more than"
+            f" --data.memory-gb {config.data.memory_gb:g}; --data.cache DIR keeps them decoded",
+        )
     return Choice(config, reasons)
 
 

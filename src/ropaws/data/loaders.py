@@ -113,10 +113,7 @@ class BatchStream:
             self.unreadable.update(failures)
             seen = min(len(images), (step - start + 1) * self.batch)
             check_unreadable(self.unreadable, max(FEW, seen))
-            # Put into the layout of images in memory here: on the device, or at least not by the workers.
-            unlabeled, labeled = (
-                images.to(self.device, non_blocking=True).contiguous() for images in (unlabeled, labeled)
-            )
+            unlabeled, labeled = (t.to(self.device, non_blocking=True) for t in (unlabeled, labeled))
             yield step, Pixels(unlabeled, labeled, failures)
 
 
