@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from ropaws.data.cache import SquareCache
 from ropaws.data.pictures import Picture, UnreadableError, read_or_error, read_squares
@@ -62,20 +63,23 @@ class PictureStack:
         A rule without chance, so that a run that is resumed sees the same pictures.
         ->  images (k, 3, size, size), and the unreadable ones with the reason of each
         """
-        squares, failures = [], {}
-        for position in index.tolist():
+        images = torch.empty(len(index), self.size, self.size, 3, dtype=torch.uint8)
+        if get_worker_info() is not None:
+            images.share_memory_()  # filled where it will be sent from: one copy less
+        failures: dict[str, str] = {}
+        for place, position in zip(images.numpy(), index.tolist(), strict=True):
             for step in range(MOST_TRIES):
                 picture = self.pictures[(position + step) % len(self.pictures)]
                 result = read_or_error(picture, self.size, self.cache)
                 if not isinstance(result, UnreadableError):
-                    squares.append(result)
+                    place[:] = result
                     break
                 if strict:
                     raise ValueError(f"{picture} cannot be read any more ({result}); restore it")
                 failures[str(picture)] = str(result)
             else:
                 raise ValueError(f"{MOST_TRIES} pictures in a row cannot be read, the last is {picture}")
-        return stack_squares(squares, self.size), failures
+        return images.permute(0, 3, 1, 2), failures
 
     def digest(self) -> str:
         """A fingerprint from names and file sizes: reading every picture for it would take too long."""
