@@ -25,7 +25,7 @@ from ropaws.data.corpus import measure_normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.methods import PAWS, Method, RoPAWS
 from ropaws.models import build_encoder
-from ropaws.training.hardware import keep_freed_memory, use_bf16
+from ropaws.training.hardware import choose_precision, half_type, keep_freed_memory
 from ropaws.training.optim import LARS
 
 METHODS: dict[str, Method] = {
@@ -38,14 +38,14 @@ METHODS: dict[str, Method] = {
 def training_steps(recipe: str, *, channels: int, size: int, classes: int) -> dict[str, Callable[[], None]]:
     """One full step a method on random images: views, forward, loss, backward, LARS."""
     config = recipes.get(recipe)
-    bf16 = use_bf16("auto", torch.device("cpu"))
+    half = half_type(choose_precision("auto", torch.device("cpu")))
     images = torch.randint(0, 256, (4000, channels, size, size), dtype=torch.uint8)
     indices = torch.arange(4000)
     data = TrainingData(images, indices, indices % classes, measure_normalization(images))
     stream = BatchStream(data, config.augment, config.support, config.train.batch, seed=0)
 
     def step_of(method: Method) -> Callable[[], None]:
-        model = build_encoder(config.model, channels=channels, autocast=bf16)
+        model = build_encoder(config.model, channels=channels, autocast=half)
         optimizer = LARS(model.parameters(), lr=0.1)
 
         def step() -> None:

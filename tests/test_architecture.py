@@ -9,16 +9,17 @@ import ropaws
 
 SOURCE = Path(ropaws.__file__).parent
 LEVELS = {
-    "version": 0, "naming": 0, "batch": 0, "equations": 0,
+    "version": 0, "naming": 0, "batch": 0, "equations": 0, "distributed": 0,
     "models": 1, "data": 1,
     "methods": 2, "evaluation": 2,
     "training": 3,
     "config": 4, "folder": 4,
-    "run": 5, "recipes": 5, "own_data": 5,
-    "demo": 6, "labeling": 6, "in_python": 6,
-    "labels_file": 7, "options": 7,
-    "cli": 8,
-    "__main__": 9, "__init__": 9,
+    "trained": 5,
+    "run": 6, "recipes": 6, "own_data": 6,
+    "demo": 7, "labeling": 7, "in_python": 7,
+    "labels_file": 8, "options": 8,
+    "cli": 9,
+    "__main__": 10, "__init__": 10,
 }  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_prior_without_density_is_paws_shrunk_towards_uniform():
         torch.eye(5)[:3],
     )
     labels = torch.eye(3)
-    posterior = RoPAWS(semi_supervised_density=False).posterior(queries, support, labels, 0.5)
+    posterior, _ = RoPAWS(semi_supervised_density=False).posterior(queries, support, labels, 0.5)
     prior = eq.in_domain_prior(queries, support, temperature=0.5)[:, None]
     expected = prior * eq.soft_nn(queries, support, labels) + (1 - prior) / 3
     torch.testing.assert_close(posterior.probs, expected)

@@ -100,7 +100,7 @@ def test_bf16_answers_in_float32_close_to_float32():
     model = build_encoder(ModelConfig(backbone="small"), channels=1).eval()
     images = torch.rand(8, 1, 28, 28)
     exact = model([images])[0].h
-    model.autocast = True
+    model.autocast = torch.bfloat16
     half = model([images])[0].h
     assert half.dtype == torch.float32
     assert not torch.equal(half, exact)

@@ -50,7 +50,7 @@ def test_a_run_leaves_its_folder_and_can_be_tested(data, tmp_path, method):
     names = {path.name for path in run.iterdir()}
     assert names == {
         "config.json", "data.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "model.safetensors",
-        "support.safetensors", "split.txt",
+        "support.safetensors", "split.txt", "checkpoint.previous.pt",
     }  # fmt: skip
     assert read_config(run / "config.json") == config
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

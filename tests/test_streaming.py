@@ -86,9 +86,9 @@ def test_a_run_that_reads_while_training_can_be_resumed(photos, tmp_path, monkey
     whole = ropaws.train(config(photos, memory_gb=0.0), tmp_path / "whole")
     save = runs.save_checkpoint
 
-    def save_and_fail(*args, next_step, **kwargs):
-        save(*args, next_step=next_step, **kwargs)
-        if next_step == 6:
+    def save_and_fail(run, checkpoint):
+        save(run, checkpoint)
+        if checkpoint.next_step == 6:
             raise OSError("the power is gone")
 
     monkeypatch.setattr(runs, "save_checkpoint", save_and_fail)

@@ -10,24 +10,28 @@ import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from ropaws.batch import Losses
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.training.checkpoint import (
+    Checkpoint,
     load_checkpoint,
     load_model,
     read_json,
+    restore,
     save_checkpoint,
     save_model,
     write_atomically,
     write_json,
 )
-from ropaws.training.hardware import choose_device, keep_freed_memory, use_bf16
+from ropaws.training.hardware import choose_device, choose_precision, keep_freed_memory
 from ropaws.training.interrupt import stop_between_steps
-from ropaws.training.loop import TrainingDivergedError, fit
+from ropaws.training.loop import Taken, TrainingDivergedError, fit
 from ropaws.training.optim import LARS, OptimConfig
-from ropaws.training.progress import drop_metrics_from, show_progress
+from ropaws.training.progress import show_progress
 from ropaws.training.schedules import warmup_cosine
+from ropaws.training.trackers import drop_metrics_from
 
 
 def test_schedule_goes_up_straight_and_down_on_a_cosine():
@@ -124,8 +128,10 @@ def test_loop_yields_each_step_and_sets_the_rate():
     optimizer = LARS(model.parameters(), lr=0.0)
     batches = [(step, None, None) for step in range(3, 6)]
     rates = []
-    for step, losses in fit(model, Scripted([1.0, 2.0, 3.0]), batches, optimizer, lambda step: step / 10):
-        rates.append((step, float(losses.total), optimizer.param_groups[0]["lr"]))
+    for taken in fit(model, Scripted([1.0, 2.0, 3.0]), batches, optimizer, lambda step: step / 10):
+        assert taken.rate == optimizer.param_groups[0]["lr"]
+        assert taken.data_seconds >= 0
+        rates.append((taken.step, float(taken.losses.total), taken.rate))
     assert rates == [(3, 1.0, 0.3), (4, 2.0, 0.4), (5, 3.0, 0.5)]
 
 
@@ -168,6 +174,15 @@ def test_json_keeps_names_that_are_not_utf8(tmp_path):
     assert read_json(tmp_path / "a.json") == value
 
 
+def save(folder, model, optimizer, *, next_step=1, seconds=0.0):
+    state = Checkpoint(model.state_dict(), optimizer.state_dict(), {}, next_step, seconds, {})
+    save_checkpoint(folder, state)
+
+
+def load(folder, said=None):
+    return load_checkpoint(folder, torch.device("cpu"), (said if said is not None else []).append)
+
+
 def test_checkpoint_and_model_come_back(tmp_path):
     model = small_model()
     optimizer = LARS(model.parameters(), lr=1.0)
@@ -175,11 +190,13 @@ def test_checkpoint_and_model_come_back(tmp_path):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     model.support_gap.fill_(0.25)
-    save_checkpoint(tmp_path, model, optimizer, next_step=12, seconds=3.5)
+    save(tmp_path, model, optimizer, next_step=12, seconds=3.5)
     save_model(tmp_path, model)
     other = build_encoder(ModelConfig(backbone="small", projection_hidden=4, projection_dims=4), channels=1)
     other_optimizer = LARS(other.parameters(), lr=1.0)
-    assert load_checkpoint(tmp_path, other, other_optimizer) == (12, 3.5)
+    checkpoint = load(tmp_path)
+    restore(checkpoint, other, other_optimizer, GradScaler(enabled=False))
+    assert (checkpoint.next_step, checkpoint.seconds) == (12, 3.5)
     for name, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[name])
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -193,15 +210,15 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     model = small_model()
     optimizer = LARS(model.parameters(), lr=1.0)
     with pytest.raises(FileNotFoundError, match="no checkpoint at"):
-        load_checkpoint(tmp_path, model, optimizer)
+        load(tmp_path)
     for content in (b"", b"garbage" * 100):
         (tmp_path / "checkpoint.pt").write_bytes(content)
-        with pytest.raises(ValueError, match="cannot be loaded"):
-            load_checkpoint(tmp_path, model, optimizer)
+        with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
+            load(tmp_path)
     wide = build_encoder(ModelConfig(backbone="small", projection_dims=8), channels=1)
-    save_checkpoint(tmp_path, wide, LARS(wide.parameters(), lr=1.0), next_step=1, seconds=0.0)
-    with pytest.raises(ValueError, match="cannot be loaded into this run"):
-        load_checkpoint(tmp_path, model, optimizer)
+    save(tmp_path, wide, LARS(wide.parameters(), lr=1.0))
+    with pytest.raises(ValueError, match="does not fit the settings of the run"):
+        restore(load(tmp_path), model, optimizer, GradScaler(enabled=False))
     with pytest.raises(FileNotFoundError, match="no trained model"):
         load_model(tmp_path, model)
     (tmp_path / "model.safetensors").write_bytes(b"junk")
@@ -215,10 +232,51 @@ def test_a_checkpoint_cannot_run_code(tmp_path):
             return (os.mkdir, (str(tmp_path / "pwned"),))
 
     torch.save({"model": Evil()}, tmp_path / "checkpoint.pt")
-    model = small_model()
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        load_checkpoint(tmp_path, model, LARS(model.parameters(), lr=1.0))
+    with pytest.raises(ValueError, match="is damaged"):
+        load(tmp_path)
     assert not (tmp_path / "pwned").exists()
+
+
+def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_gives_way(tmp_path):
+    model = small_model()
+    optimizer = LARS(model.parameters(), lr=1.0)
+    for step in (5, 10, 15):
+        save(tmp_path, model, optimizer, next_step=step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    said = []
+    assert load(tmp_path, said).next_step == 15
+    assert said == []
+    content = (tmp_path / "checkpoint.pt").read_bytes()
+    for damaged in (content[: len(content) // 2], content[:100], b""):
+        (tmp_path / "checkpoint.pt").write_bytes(damaged)
+        said = []
+        assert load(tmp_path, said).next_step == 10
+        assert "checkpoint.pt is damaged" in said[0]
+        assert "going on from" in said[0]
+    (tmp_path / "checkpoint.pt").unlink()  # a power cut between the two renames
+    assert load(tmp_path).next_step == 10
+    (tmp_path / "checkpoint.previous.pt").write_bytes(b"")
+    (tmp_path / "checkpoint.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged.*checkpoint\.previous\.pt is damaged"):
+        load(tmp_path)
+
+
+def test_a_full_disk_loses_nothing_and_says_so(tmp_path, monkeypatch):
+    model = small_model()
+    optimizer = LARS(model.parameters(), lr=1.0)
+    save(tmp_path, model, optimizer, next_step=5)
+    save(tmp_path, model, optimizer, next_step=10)
+
+    def no_space(state, path):
+        path.write_bytes(b"half of it")
+        raise RuntimeError("PytorchStreamWriter failed writing file: No space left on device")
+
+    monkeypatch.setattr(torch, "save", no_space)
+    with pytest.raises(OSError, match=r"step 15 could not be saved .*No space left.*is kept.*--resume"):
+        save(tmp_path, model, optimizer, next_step=15)
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert load(tmp_path).next_step == 10
 
 
 def test_metrics_of_steps_to_be_taken_again_are_dropped(tmp_path):
@@ -232,11 +290,16 @@ def test_metrics_of_steps_to_be_taken_again_are_dropped(tmp_path):
 def test_progress_shows_loss_rate_and_time_left(terminal):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120)
-    steps = [(step, Losses(torch.tensor(0.5), {}), 1.25) for step in range(3)]
-    assert list(show_progress(iter(steps), title="paws", start=0, total=3, console=console)) == steps
+    steps = [Taken(step, Losses(torch.tensor(0.5), {}), 1.25, 0.0) for step in range(3)]
+    shown = show_progress(iter(steps), title="paws", start=0, total=3, batch=8, console=console)
+    assert list(shown) == steps
     text = out.getvalue()
-    for word in ("paws", "3/3", "loss 0.500", "rate 1.25", "left"):
+    for word in ("paws", "3/3", "loss 0.500", "rate 1.25", "images/s", "left"):
         assert word in text
+    quiet = Console(file=io.StringIO(), quiet=True)
+    shown = show_progress(iter(steps), title="paws", start=0, total=3, batch=8, console=quiet)
+    assert list(shown) == steps
+    assert quiet.file.getvalue() == ""
 
 
 def test_a_signal_waits_for_the_end_of_the_step_and_a_second_one_does_not():
@@ -253,8 +316,8 @@ def test_a_signal_waits_for_the_end_of_the_step_and_a_second_one_does_not():
 def test_hardware_choices():
     assert choose_device("cpu") == torch.device("cpu")
     assert choose_device("auto").type in ("cpu", "cuda", "mps")
-    assert use_bf16("bf16", torch.device("cpu"))
-    assert not use_bf16("fp32", torch.device("cpu"))
+    assert choose_precision("bf16", torch.device("cpu")) == "bf16"
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
     keep_freed_memory()
     with pytest.raises(ValueError, match=r"train\.device='nonsense' cannot be used here"):
         choose_device("nonsense")

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ropaws.in_python import train_on
     from ropaws.labeling import Prediction, predict
     from ropaws.methods import PAWS, RoPAWS, Supervised
-    from ropaws.run import evaluate, resume, train
+    from ropaws.run import resume, train
+    from ropaws.trained import evaluate
 
 __all__ = [
     "PAWS",
@@ -39,7 +40,7 @@ _HOME = {
     "RoPAWS": "methods",
     "RunConfig": "config",
     "Supervised": "methods",
-    "evaluate": "run",
+    "evaluate": "trained",
     "predict": "labeling",
     "resume": "run",
     "train": "run",

@@ -27,7 +27,8 @@ from ropaws.naming import nearest
 from ropaws.options import Check, Datasets, Evaluate, Predict, Recipes, Train, check_flags, parse
 from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
-from ropaws.run import TrainingStopped, evaluate, resume, train
+from ropaws.run import TrainingStopped, resume, train
+from ropaws.trained import evaluate
 from ropaws.training.checkpoint import write_json
 from ropaws.training.loop import TrainingDivergedError
 from ropaws.training.progress import watch_files

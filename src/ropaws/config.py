@@ -16,6 +16,7 @@ from ropaws.naming import nearest
 from ropaws.training.checkpoint import read_json
 from ropaws.training.hardware import Precision
 from ropaws.training.optim import OptimConfig
+from ropaws.training.trackers import TrackerName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,13 @@ class TrainConfig:
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps ..."""
     precision: Precision = "auto"
-    """auto takes bf16 where the hardware is fast at it; the loss is always fp32."""
+    """auto takes bf16 where the hardware is fast at it, else fp32; the loss part is always fp32."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
+    compile: bool = False
+    """Let torch compile the backbone: slower to start, faster after."""
+    log: tuple[TrackerName, ...] = ()
+    """Besides metrics.jsonl: tensorboard, wandb."""
 
     def __post_init__(self) -> None:
         # Two images a batch at the least: batch norm has no statistics of a single one.
@@ -78,6 +83,19 @@ def with_steps(config: RunConfig, steps: int) -> RunConfig:
         optim=dataclasses.replace(config.optim, warmup=steps // 10),
         train=dataclasses.replace(config.train, steps=steps, checkpoint_every=max(20, steps // 20)),
     )
+
+
+def differences(old: Any, new: Any, *, free: tuple[str, ...] = (), place: str = "") -> list[str]:
+    """What differs between two configs as JSON, but for the free fields: a line each."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return [
+            line
+            for key in sorted({**old, **new})
+            for line in differences(
+                old.get(key), new.get(key), free=free, place=f"{place}.{key}" if place else key
+            )
+        ]
+    return [] if old == new or place in free else [f"{place} was {old!r} and is {new!r}"]
 
 
 def to_json(config: RunConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.report.demo_page import write_demo_page
 from ropaws.report.figures import draw_embeddings
 from ropaws.report.tables import COLUMNS, comparison_rows
+from ropaws.trained import evaluate, load_run
 from ropaws.training.checkpoint import read_json, write_atomically, write_json
 
 FIGURE_POINTS = 1000
@@ -102,7 +103,7 @@ def train_once(config: RunConfig, folder: Path, console: Console) -> dict[str, f
         run.resume(folder, console=console)
     else:
         run.train(config, folder, console=console)
-    return run.evaluate(folder)
+    return evaluate(folder)
 
 
 def _describe(settings: Demo, config: RunConfig) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def _draw(out: Path, console: Console) -> Path:
         chosen = slice(None, None, max(1, len(corpus.test_images) // FIGURE_POINTS))
         panels = {}
         for title, name in (("PAWS", "paws"), ("RoPAWS", "ropaws")):
-            trained = run.load_run(out / f"{name}-seed0")
+            trained = load_run(out / f"{name}-seed0")
             panels[title] = tsne(trained.embed(corpus.test_images[chosen]))
         path = out / "embeddings.png"
         truth = corpus.test_labels[chosen].numpy()

@@ -129,6 +129,21 @@ def mean_entropy(probs: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 @_in_full_precision
+def prediction_sum(
+    anchors: Tensor, weights: Tensor | None = None, *, sharpen_temperature: float = 0.25
+) -> tuple[Tensor, Tensor]:
+    """What p-bar of a batch is made of, where the batch comes in parts: sums can be added up.
+
+    anchors (v, u, c), weights (u,) or None for ones  ->  sharpened predictions summed over views and
+    samples (c,), sum of the weights (); p-bar is the first over the second
+    """
+    sharp = sharpen(anchors, temperature=sharpen_temperature)
+    if weights is None:
+        weights = sharp.new_ones(anchors.shape[1])
+    return torch.einsum("vuc,u->c", sharp, weights), len(anchors) * weights.sum()
+
+
+@_in_full_precision
 def cross_view_targets(
     first: Tensor, second: Tensor, *, num_crops: int, sharpen_temperature: float
 ) -> Tensor:
@@ -143,17 +158,23 @@ def cross_view_targets(
 
 
 @_in_full_precision
-def paws_loss(anchors: Tensor, targets: Tensor, *, sharpen_temperature: float = 0.25) -> Losses:
+def paws_loss(
+    anchors: Tensor, targets: Tensor, *, sharpen_temperature: float = 0.25, mean: Tensor | None = None
+) -> Losses:
     """Predictions of one view follow the sharpened predictions of the other; their mean stays even.
 
     mean over views and samples of H(p, rho(p'))  -  H(p-bar)                        [Eq. (2)]
     anchors (v, u, c): predictions of the two large views, then of the small crops, with gradient
     targets (2, u, c): predictions of the two large views, before sharpening; taken as constants
     me-max looks at the sharpened anchors of all views, and gradient flows through it.
+    mean (c,): p-bar, where these samples are a part of the batch; None: of these samples
     """
     _check_views(anchors, targets)
     consistency = _cross_view_entropy(anchors, targets, sharpen_temperature).mean()
-    entropy = mean_entropy(sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1))
+    if mean is None:
+        entropy = mean_entropy(sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1))
+    else:
+        entropy = cross_entropy(mean, mean)
     return Losses(consistency - entropy, _parts(consistency, entropy))
 
 
@@ -261,21 +282,29 @@ def semi_class_log_density(
 
 @_in_full_precision
 def neighbor_weights(
-    queries: Tensor, support: Tensor, *, temperature: float, label_ratio: float, self_vote: bool = False
+    queries: Tensor,
+    support: Tensor,
+    *,
+    temperature: float,
+    label_ratio: float,
+    self_vote: bool = False,
+    rows: slice = slice(None),
 ) -> tuple[Tensor, Tensor]:
     """Votes that each unlabelled point gives to the supports and to the unlabelled points.
 
     [s_l | s_u] = softmax(z . [z_l | z_u] / temperature + [log r' | 0]), r' = r u/s  [Eq. (9)]
     queries (u, d), support (s, d)  ->  (u, s), (u, u); their rows together sum to 1
     self_vote: the formula lets a point vote for itself; the released code does not.
+    rows: only the votes of these points, (m, s) and (m, u).
     """
     _check_points("queries", queries, "support", support)
     _check_positive(temperature=temperature, label_ratio=label_ratio)
-    to_support = cosine(queries, support) / temperature + math.log(label_ratio * len(queries) / len(support))
-    to_unlabeled = cosine(queries, queries) / temperature
+    voters = queries[rows]
+    to_support = cosine(voters, support) / temperature + math.log(label_ratio * len(queries) / len(support))
+    to_unlabeled = cosine(voters, queries) / temperature
     if not self_vote:
-        itself = torch.eye(len(queries), dtype=torch.bool, device=queries.device)
-        to_unlabeled = to_unlabeled.masked_fill(itself, -math.inf)
+        positions = torch.arange(len(queries), device=queries.device)
+        to_unlabeled = to_unlabeled.masked_fill(positions[rows, None] == positions, -math.inf)
     votes = torch.cat([to_support, to_unlabeled], dim=1).softmax(dim=1)
     return votes[:, : len(support)], votes[:, len(support) :]
 
@@ -314,6 +343,35 @@ def propagate(
     for _ in range(iterations):
         probs = propagation_step(to_support, to_unlabeled, labels, probs)
     return probs
+
+
+@_in_full_precision
+def propagate_until(
+    to_support: Tensor,
+    to_unlabeled: Tensor,
+    labels: Tensor,
+    *,
+    tolerance: float,
+    most: int = 1000,
+    gather: Callable[[Tensor], Tensor] = lambda rows: rows,
+) -> tuple[Tensor, Tensor]:
+    """The iteration of propagate until no entry moves by more than the tolerance, or most steps.
+
+    to_support S (m, s), to_unlabeled U (m, u), labels p (s, c)  ->  q (m, c), last movement ()
+    Where the m points are a part of all u, gather makes all rows (u, ...) of such parts (m, ...).
+    The error left is at most movement * rho / (1 - rho), rho the largest row sum of U.
+    """
+    _check_positive(tolerance=tolerance)
+    start = to_support @ labels.to(to_support.dtype)
+    probs, movement = start, start.new_tensor(math.inf)
+    for _ in range(most):
+        new = start + to_unlabeled @ gather(probs)
+        # As one row, so that all parts see the largest movement and stop together.
+        movement = gather((new - probs).abs().amax()[None]).amax()
+        probs = new
+        if movement <= tolerance:
+            break
+    return probs, movement
 
 
 def _check_votes(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor) -> None:
@@ -408,6 +466,7 @@ def ropaws_loss(
     sharpen_temperature: float = 0.25,
     reweight_power: float = 1.0,
     reweight_entropy: bool = False,
+    mean: Tensor | None = None,
 ) -> Losses:
     """PAWS's loss on calibrated targets, with less weight on points that look out-of-class.
 
@@ -416,6 +475,7 @@ def ropaws_loss(
     the two large views, taken as constants. reweight_power k = 0 weighs all points alike.
     reweight_entropy: not in the paper; the mean p-bar is weighted by w too, so that me-max evens
     out the classes over points that look in-class instead of over all of them.
+    mean (c,): p-bar, where these samples are a part of the batch; None: of these samples
     """
     _check_views(anchors, targets)
     if in_domain.shape != targets.shape[:2]:
@@ -424,8 +484,16 @@ def ropaws_loss(
         )
     if not 0 <= reweight_power < math.inf:
         raise ValueError(f"reweight_power must be at least 0, got {reweight_power}")
-    weights = in_domain.detach().mean(dim=0) ** reweight_power
+    weights = sample_weights(in_domain, power=reweight_power)
     consistency = (weights * _cross_view_entropy(anchors, targets, sharpen_temperature)).mean()
-    sharp = sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1)
-    entropy = mean_entropy(sharp, weights.repeat(len(anchors)) if reweight_entropy else None)
+    if mean is None:
+        sharp = sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1)
+        entropy = mean_entropy(sharp, weights.repeat(len(anchors)) if reweight_entropy else None)
+    else:
+        entropy = cross_entropy(mean, mean)
     return Losses(consistency - entropy, {**_parts(consistency, entropy), "weight": weights.mean()})
+
+
+def sample_weights(in_domain: Tensor, *, power: float) -> Tensor:
+    """w = ((q1(in|x) + q2(in|x)) / 2)^k, a constant.   in_domain (2, u)  ->  (u,)"""
+    return in_domain.detach().mean(dim=0) ** power

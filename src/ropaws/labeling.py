@@ -20,7 +20,7 @@ from ropaws.data.stacks import stack_squares
 from ropaws.folder import LabeledEmbeddings, load_support
 from ropaws.methods import RoPAWS
 from ropaws.methods.ropaws import auto_prior_temperature
-from ropaws.run import Trained, load_run
+from ropaws.trained import Trained, load_run
 
 BATCH = 256
 KEPT = 0.95  # share of the labelled images that the default threshold takes for in-class

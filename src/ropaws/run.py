@@ -1,4 +1,4 @@
-"""train(config), evaluate(run): build the parts, drive the loop. A run is a folder."""
+"""train(config), resume(run): build the parts, drive the loop. A run is a folder."""
 
 import contextlib
 import copy
@@ -11,23 +11,30 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ropaws.batch import Losses
-from ropaws.config import RunConfig, method_name, read_config, to_json, with_steps
-from ropaws.data.corpus import Corpus, Images, measure_normalization
+from ropaws.config import RunConfig, differences, method_name, read_config, to_json, with_steps
+from ropaws.data.corpus import Corpus, measure_normalization
 from ropaws.data.files import check_unreadable
 from ropaws.data.loaders import BatchStream, TrainingData
-from ropaws.data.samplers import support_indices, unlabeled_indices
-from ropaws.data.sources import load_corpus
+from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
+from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.data.splits import Labeled, choose_split
 from ropaws.data.stacks import PictureStack
-from ropaws.evaluation.features import embed
-from ropaws.evaluation.soft_nn import evaluate_soft_nn
+from ropaws.distributed import (
+    Place,
+    any_process,
+    gather_constants,
+    joined,
+    place,
+    planned_place,
+    same_everywhere,
+    wait_for_all,
+)
 from ropaws.folder import (
     CONFIG,
     ENVIRONMENT,
-    EVALUATION,
     METRICS,
     UNREADABLE,
     DataFacts,
@@ -35,33 +42,44 @@ from ropaws.folder import (
     digest_images,
     read_facts,
     save_support,
-    training_seconds,
     write_facts,
     write_unreadable,
 )
 from ropaws.models import Encoder, build_encoder, load_init
+from ropaws.models.synced_norm import synchronise_norms
+from ropaws.trained import Trained, collapsed
 from ropaws.training.checkpoint import (
+    Checkpoint,
     load_checkpoint,
-    load_model,
     read_json,
+    restore,
     save_checkpoint,
     save_model,
     write_json,
 )
-from ropaws.training.hardware import choose_device, keep_freed_memory, use_bf16
+from ropaws.training.hardware import (
+    Precision,
+    choose_device,
+    choose_precision,
+    half_type,
+    keep_freed_memory,
+)
 from ropaws.training.interrupt import stop_between_steps
-from ropaws.training.loop import TrainingDivergedError, fit, weights_are_finite
+from ropaws.training.loop import Taken, TrainingDivergedError, fit, weights_are_finite
 from ropaws.training.optim import LARS
-from ropaws.training.progress import MetricsFile, drop_metrics_from, show_progress, watch_files
+from ropaws.training.progress import show_progress, watch_files
 from ropaws.training.schedules import warmup_cosine
+from ropaws.training.trackers import Trackers, drop_metrics_from, open_trackers
 from ropaws.version import __version__
 
 PROBE_STEPS = 6
-COLLAPSED = 0.98  # mean similarity of the labelled images above which nothing was told apart
 COLLAPSE_WARNING = (
     "Warning: the network hardly tells the labelled images apart, so its labels mean little. Train longer"
     " (--budget or --train.steps), or with milder views (--augment.solarize 0 --augment.equalize 0)."
 )
+# Settings that may differ from the checkpoint's: they change where and how fast, not what is computed.
+FREE = ("train.device", "train.precision", "train.checkpoint_every", "train.compile", "train.log", "data.workers", "data.cache",
+        "data.cache_gb", "data.memory_gb", "data.download", "data.root")  # fmt: skip
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -79,7 +97,9 @@ class Parts:
     facts: DataFacts
     model: Encoder
     optimizer: Optimizer
+    scaler: GradScaler
     device: torch.device
+    precision: Precision
 
 
 def train(
@@ -94,6 +114,7 @@ def train(
 
     budget: seconds to train for, from which the number of steps is worked out; choices: why the
     settings are as they are, kept with the run.
+    Started several times by torchrun or SLURM, the processes share the work; the first one writes.
     Raises TrainingStopped, with all saved, when asked to stop by Ctrl-C or SIGTERM.
     """
     run = Path(out)
@@ -101,28 +122,30 @@ def train(
         raise FileExistsError(
             f"{run} holds a run already; choose another --out, or go on with `ropaws train --resume {run}`"
         )
-    console = console or Console(stderr=True)
-    # All that can be wrong with the settings and the data is found before anything is written.
-    corpus = load_corpus(config.data, watch=watch_files(console))
-    split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
-    normalize = measure_normalization(corpus.train_images)
-    names = tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else ()
-    facts = DataFacts(corpus.class_names, split, normalize, digest_images(corpus.train_images), names)
-    device = choose_device(config.train.device)
-    parts = _build(config, corpus, facts, device, bf16=use_bf16(config.train.precision, device))
-    if config.model.init is not None:
-        left = load_init(parts.model, config.model, channels=corpus.channels)
-        choices = (*choices, _describe_init(config.model.init, left))
-    if budget is not None:
-        steps = max(1, int(budget / _seconds_per_step(config, parts)))
-        config, choices = (
-            with_steps(config, steps),
-            (*choices, f"{steps} steps: what fits into {budget:.0f} s"),
-        )
-    _start_folder(run, config, parts, choices)
-    if corpus.unreadable:
-        console.print(f"{len(corpus.unreadable)} unreadable pictures left out, listed in {run / UNREADABLE}")
-    _fit(run, config, parts, console, start=0, seconds=0.0)
+    device = choose_device(config.train.device, planned_place().local_rank)
+    with joined(device) as at:
+        console = _console(console, at)
+        # All that can be wrong with the settings and the data is found before anything is written.
+        corpus = _load_in_turn(config.data, console, at)
+        split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
+        normalize = measure_normalization(corpus.train_images)
+        names = tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else ()
+        facts = DataFacts(corpus.class_names, split, normalize, digest_images(corpus.train_images), names)
+        precision = choose_precision(config.train.precision, device)
+        parts = _build(config, corpus, facts, device, precision)
+        if config.model.init is not None:
+            left = load_init(parts.model, config.model, channels=corpus.channels)
+            choices = (*choices, _describe_init(config.model.init, left))
+        if budget is not None:
+            steps = max(1, int(budget / _seconds_per_step(config, parts)))
+            config = with_steps(config, steps)
+            choices = (*choices, f"{steps} steps: what fits into {budget:.0f} s")
+        if at.rank == 0:
+            _start_folder(run, config, parts, choices, at)
+        if corpus.unreadable:
+            unreadable = f"{len(corpus.unreadable)} unreadable pictures left out"
+            console.print(f"{unreadable}, listed in {run / UNREADABLE}")
+        _fit(run, config, parts, console, start=0, seconds=0.0)
     return run
 
 
@@ -131,14 +154,46 @@ def resume(run: Path | str, *, console: Console | None = None) -> Path:
     run = Path(run)
     config = read_config(run / CONFIG)
     facts = read_facts(run)
-    console = console or Console(stderr=True)
-    corpus = load_corpus(config.data, watch=watch_files(console))
-    check_same_data(run, facts, corpus)
-    bf16 = bool(read_json(run / ENVIRONMENT).get("bf16"))
-    parts = _build(config, corpus, facts, choose_device(config.train.device), bf16=bf16)
-    start, seconds = load_checkpoint(run, parts.model, parts.optimizer)
-    _fit(run, config, parts, console, start=start, seconds=seconds)
+    device = choose_device(config.train.device, planned_place().local_rank)
+    with joined(device) as at:
+        console = _console(console, at)
+        corpus = _load_in_turn(config.data, console, at)
+        check_same_data(run, facts, corpus)
+        precision = read_json(run / ENVIRONMENT).get("precision", "fp32")
+        parts = _build(config, corpus, facts, device, precision)
+        checkpoint = load_checkpoint(run, device, lambda line: console.print(line, highlight=False))
+        _check_same_run(run, config, facts, checkpoint)
+        restore(checkpoint, parts.model, parts.optimizer, parts.scaler)
+        _fit(run, config, parts, console, start=checkpoint.next_step, seconds=checkpoint.seconds)
     return run
+
+
+def _console(console: Console | None, at: Place) -> Console:
+    """Only the first process speaks."""
+    return (console or Console(stderr=True)) if at.rank == 0 else Console(quiet=True)
+
+
+def _load_in_turn(data: DataConfig, console: Console, at: Place) -> Corpus:
+    """The first process goes first: it may have to download, or to fill the cache."""
+    if at.rank > 0:
+        wait_for_all()
+    corpus = load_corpus(data, watch=watch_files(console))
+    if at.rank == 0:
+        wait_for_all()
+    return corpus
+
+
+def _check_same_run(run: Path, config: RunConfig, facts: DataFacts, checkpoint: Checkpoint) -> None:
+    """A checkpoint of other settings or data would be loaded into the wrong run."""
+    made_by = checkpoint.made_by
+    changed = differences(made_by["config"], to_json(config), free=FREE)
+    if made_by["digest"] != facts.digest:
+        changed.append("the training images are others")
+    if changed:
+        raise ValueError(
+            f"the checkpoint of {run} was made by other settings: {'; '.join(changed)}."
+            " Put them back, or train a new run"
+        )
 
 
 def _describe_init(init: Path, left: Sequence[str]) -> str:
@@ -162,13 +217,19 @@ def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled
     return readable, corpus._replace(unreadable=corpus.unreadable + tuple(names.items()))
 
 
-def _build(config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.device, *, bf16: bool) -> Parts:
-    # Drawn once here for their errors: a batch larger than the pool, more classes than there are.
+def _build(
+    config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.device, precision: Precision
+) -> Parts:
+    # Drawn once here for their errors: a batch larger than the pool, more classes than there are, batches
+    # that the processes cannot share.
     unlabeled_indices(0, batch=config.train.batch, pool=len(corpus.train_images), seed=config.train.seed)
-    support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
+    positions, _ = support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
+    support_share(len(positions), config.support, place())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        model = build_encoder(config.model, channels=corpus.channels, autocast=bf16).to(device)
+        model = build_encoder(config.model, channels=corpus.channels, autocast=half_type(precision))
+    model = model.to(device)
+    synchronise_norms(model, device)
     settings = config.optim
     optimizer = LARS(
         model.parameters(),
@@ -177,7 +238,10 @@ def _build(config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.de
         weight_decay=settings.weight_decay,
         trust=settings.trust,
     )
-    return Parts(corpus, facts, model, optimizer, device)
+    scaler = GradScaler(device.type, enabled=precision == "fp16")
+    parts = Parts(corpus, facts, model, optimizer, scaler, device, precision)
+    _stream(config, parts)
+    return parts
 
 
 def _seconds_per_step(config: RunConfig, parts: Parts) -> float:
@@ -186,11 +250,12 @@ def _seconds_per_step(config: RunConfig, parts: Parts) -> float:
     batches = _stream(config, parts).batches(0, PROBE_STEPS)
     steps = fit(model, config.method, batches, LARS(model.parameters(), lr=0.0), lambda step: 0.0)
     moments = [time.perf_counter() for _ in steps]
-    # From the end of the first step: it pays for buffers that the others reuse.
-    return (moments[-1] - moments[0]) / (PROBE_STEPS - 1)
+    # From the end of the first step: it pays for buffers that the others reuse. The slowest process counts.
+    seconds = torch.tensor([(moments[-1] - moments[0]) / (PROBE_STEPS - 1)], device=parts.device)
+    return float(gather_constants(seconds).amax())
 
 
-def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[str]) -> None:
+def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[str], at: Place) -> None:
     """What the run is made from. The config comes last: a folder that has one can be resumed."""
     run.mkdir(parents=True, exist_ok=True)
     (run / METRICS).unlink(missing_ok=True)
@@ -203,52 +268,88 @@ def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[
             "torch": torch.__version__,
             "python": platform.python_version(),
             "device": str(parts.device),
-            "bf16": parts.model.autocast,
+            "precision": parts.precision,
+            "processes": at.size,
             "threads": torch.get_num_threads(),
             "choices": list(choices),
         },
     )
-    save_checkpoint(run, parts.model, parts.optimizer, next_step=0, seconds=0.0)
+    _save(run, config, parts, next_step=0, seconds=0.0)
     write_json(run / CONFIG, to_json(config))
+
+
+def _save(run: Path, config: RunConfig, parts: Parts, *, next_step: int, seconds: float) -> None:
+    made_by = {"config": to_json(config), "digest": parts.facts.digest, "ropaws": __version__}
+    save_checkpoint(
+        run,
+        Checkpoint(
+            parts.model.state_dict(),
+            parts.optimizer.state_dict(),
+            parts.scaler.state_dict(),
+            next_step,
+            seconds,
+            made_by,
+        ),
+    )
 
 
 def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start: int, seconds: float) -> None:
     """Drive the loop: save, log, show; stop between steps when asked to."""
+    writes = place().rank == 0
     if parts.device.type == "cpu":
         keep_freed_memory()
-    drop_metrics_from(run / METRICS, start)
+    same_everywhere(parts.model)
+    if config.train.compile:
+        parts.model.backbone.compile()  # in place: the names of the weights stay
     total, every = config.train.steps, config.train.checkpoint_every
-    rate = _learning_rate(config)
     stream = _stream(config, parts)
     stream.unreadable.update(parts.corpus.unreadable)
-    steps = fit(parts.model, config.method, stream.batches(start, total), parts.optimizer, rate)
+    rate = _learning_rate(config)
+    steps = fit(parts.model, config.method, stream.batches(start, total), parts.optimizer, rate, parts.scaler)
     shown = show_progress(
-        ((step, losses, rate(step)) for step, losses in steps),
+        steps,
         title=method_name(config.method),
         start=start,
         total=total,
+        batch=config.train.batch,
         console=console,
     )
     began = time.perf_counter() - seconds
-    metrics = MetricsFile(run / METRICS)
+    trackers = _open_trackers(run, config, start) if writes else Trackers([])
     # Closed on the way out, so that a progress bar ends before anything else is printed.
-    with contextlib.closing(metrics), contextlib.closing(shown), stop_between_steps() as request:
-        for step, losses, current in shown:
-            done, seconds = step + 1, time.perf_counter() - began
-            metrics.write(_row(step, losses, current, seconds))
-            if done % every == 0 or done == total or request.signal is not None:
+    with contextlib.closing(trackers), contextlib.closing(shown), stop_between_steps() as request:
+        for taken in shown:
+            done, seconds = taken.step + 1, time.perf_counter() - began
+            trackers.write(_row(taken, seconds, parts.device))
+            stop = any_process(request.signal is not None, parts.device)
+            if done % every == 0 or done == total or stop:
                 if not weights_are_finite(parts.model):
-                    raise TrainingDivergedError("a weight is no longer finite", step, losses, current)
-                save_checkpoint(run, parts.model, parts.optimizer, next_step=done, seconds=seconds)
-                write_unreadable(run, stream.unreadable)
-            if request.signal is not None:
-                raise TrainingStopped(run, step)
+                    what = "a weight is no longer finite"
+                    raise TrainingDivergedError(what, taken.step, taken.losses, taken.rate)
+                if writes:
+                    _save(run, config, parts, next_step=done, seconds=seconds)
+                    write_unreadable(run, stream.unreadable)
+            if stop:
+                wait_for_all()  # no process ends before the checkpoint is whole
+                raise TrainingStopped(run, taken.step)
+    if writes:
+        _finish(run, config, parts, console)
+    wait_for_all()
+
+
+def _finish(run: Path, config: RunConfig, parts: Parts, console: Console) -> None:
+    """The model, and the labelled images as it sees them."""
     save_model(run, parts.model)
     trained = Trained(config, parts.facts, parts.model.eval())
     support = trained.embed(parts.corpus.train_images, parts.facts.split.indices)
     save_support(run, support, parts.facts.split)
-    if float((support @ support.T).mean()) > COLLAPSED:
+    if collapsed(support):
         console.print(COLLAPSE_WARNING, highlight=False)
+
+
+def _open_trackers(run: Path, config: RunConfig, start: int) -> Trackers:
+    drop_metrics_from(run / METRICS, start)
+    return open_trackers(run, METRICS, config.train.log, start=start, config=to_json(config))
 
 
 def _learning_rate(config: RunConfig) -> Callable[[int], float]:
@@ -283,58 +384,27 @@ def _stream(config: RunConfig, parts: Parts) -> BatchStream:
     )
 
 
-def _row(step: int, losses: Losses, rate: float, seconds: float) -> dict[str, float]:
+def _row(taken: Taken, seconds: float, device: torch.device) -> dict[str, Any]:
+    losses = taken.losses
     parts = {name: float(value) for name, value in losses.parts.items()}
-    row = {"step": step, "loss": float(losses.total), **parts}
-    return {**row, "learning_rate": rate, "seconds": round(seconds, 3)}
+    return {
+        "step": taken.step,
+        "loss": float(losses.total),
+        **parts,
+        "learning_rate": taken.rate,
+        "seconds": round(seconds, 3),
+        "data_seconds": round(taken.data_seconds, 4),
+        "memory_gb": round(_peak_memory(device) / 2**30, 3),
+    }
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A finished run, loaded for use."""
+def _peak_memory(device: torch.device) -> float:
+    """Most bytes so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    if platform.system() == "Windows":
+        return 0.0  # has no such counter
+    import resource
 
-    config: RunConfig
-    facts: DataFacts
-    model: Encoder
-
-    def embed(self, images: Images, indices: torch.Tensor | None = None) -> torch.Tensor:
-        """Unit embeddings of the images' central squares.   (n, channels, h, w) uint8  ->  (n, d)"""
-        size = self.config.augment.size
-        return embed(self.model, images, indices, size=size, normalize=self.facts.normalize)
-
-
-def load_run(run: Path | str, *, device: str | None = None) -> Trained:
-    """Network and data facts of a run folder; on the device it was trained for, or another."""
-    run = Path(run)
-    config = read_config(run / CONFIG)
-    facts = read_facts(run)
-    place = choose_device(device or config.train.device)
-    channels = len(facts.normalize.mean)
-    model = build_encoder(config.model, channels=channels, autocast=use_bf16(config.train.precision, place))
-    load_model(run, model)
-    return Trained(config, facts, model.to(place).eval())
-
-
-def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
-    """Test a run with its soft nearest-neighbour classifier; written to evaluation.json too.
-
-    All figures are fractions. The support is all labelled images, a central crop each.
-    """
-    run = Path(run)
-    corpus = load_corpus(read_config(run / CONFIG).data, watch=watch_files(Console(stderr=True)))
-    if len(corpus.test_images) == 0:
-        raise ValueError(f"the data of {run} has no test images; evaluation needs some with labels")
-    trained = load_run(run, device=device)
-    check_same_data(run, trained.facts, corpus)
-    split = trained.facts.split
-    results: dict[str, Any] = evaluate_soft_nn(
-        trained.embed(corpus.test_images),
-        corpus.test_labels,
-        trained.embed(corpus.train_images, split.indices),
-        split.labels,
-        classes=len(trained.facts.class_names),
-        temperature=trained.config.method.temperature,
-    )
-    results["seconds"] = training_seconds(run)
-    write_json(run / EVALUATION, results)
-    return results
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

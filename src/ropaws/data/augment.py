@@ -7,6 +7,7 @@ images are worked on where they are.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -79,34 +80,60 @@ class Normalization:
         return images.sub_(mean).div_(std)
 
 
+class Part(NamedTuple):
+    """Which rows of a batch these images are. Chance is drawn for the whole batch, so that an image
+    gets the same view however the batch is shared out among processes.
+    """
+
+    rows: Tensor  # (n,) ascending
+    of: int  # rows of the whole batch
+
+
+def whole(images: Tensor) -> Part:
+    return Part(torch.arange(len(images)), len(images))
+
+
 def random_views(
-    images: Tensor, config: AugmentConfig, normalize: Normalization, generator: Generator
+    images: Tensor,
+    config: AugmentConfig,
+    normalize: Normalization,
+    generator: Generator,
+    part: Part | None = None,
 ) -> Views:
     """Two large views and the small crops of each image.   images (u, channels, h, w) uint8"""
     small = replace(config, size=config.small_size, scale=config.small_scale)
-    first, second = (augment(images, config, normalize, generator) for _ in range(2))
-    crops = tuple(augment(images, small, normalize, generator) for _ in range(config.small_crops))
+    first, second = (augment(images, config, normalize, generator, part) for _ in range(2))
+    crops = tuple(augment(images, small, normalize, generator, part) for _ in range(config.small_crops))
     return Views(first, second, crops)
 
 
-def augment(images: Tensor, config: AugmentConfig, normalize: Normalization, generator: Generator) -> Tensor:
+def augment(
+    images: Tensor,
+    config: AugmentConfig,
+    normalize: Normalization,
+    generator: Generator,
+    part: Part | None = None,
+) -> Tensor:
     """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size) float32"""
-    return normalize.apply_(augment_pixels(images, config, generator))
+    return normalize.apply_(augment_pixels(images, config, generator, part))
 
 
-def augment_pixels(images: Tensor, config: AugmentConfig, generator: Generator) -> Tensor:
+def augment_pixels(
+    images: Tensor, config: AugmentConfig, generator: Generator, part: Part | None = None
+) -> Tensor:
     """The same before normalisation: pixels in [0, 1]."""
-    n, _, height, width = images.shape
-    boxes = random_boxes(n, height, width, config.scale, generator).to(images.device)
-    flip = _happens(n, config.flip, generator).to(images.device)
+    part = part or whole(images)
+    height, width = images.shape[2:]
+    boxes = random_boxes(part.of, height, width, config.scale, generator)[part.rows].to(images.device)
+    flip = _happens(part, config.flip, generator).to(images.device)
     view = image_ops.resized_crop(images, boxes, config.size, flip=flip)
-    view = _jitter(view, config, generator)
-    view = _sometimes(view, config.grey, generator, lambda x: image_ops.greyscale(x).expand_as(x))
-    thresholds = torch.rand(n, generator=generator)
-    view = _sometimes(view, config.solarize, generator, image_ops.solarize, thresholds)
-    view = _sometimes(view, config.equalize, generator, image_ops.equalize)
-    radii = 0.1 + 1.9 * torch.rand(n, generator=generator)
-    return _sometimes(view, config.blur, generator, image_ops.gaussian_blur, radii)
+    view = _jitter(view, config, generator, part)
+    view = _sometimes(view, part, config.grey, generator, lambda x: image_ops.greyscale(x).expand_as(x))
+    thresholds = torch.rand(part.of, generator=generator)[part.rows]
+    view = _sometimes(view, part, config.solarize, generator, image_ops.solarize, thresholds)
+    view = _sometimes(view, part, config.equalize, generator, image_ops.equalize)
+    radii = 0.1 + 1.9 * torch.rand(part.of, generator=generator)[part.rows]
+    return _sometimes(view, part, config.blur, generator, image_ops.gaussian_blur, radii)
 
 
 def random_boxes(n: int, height: int, width: int, scale: tuple[float, float], generator: Generator) -> Tensor:
@@ -143,19 +170,20 @@ def centre_view(images: Tensor, size: int, normalize: Normalization) -> Tensor:
     return normalize.apply_(image_ops.resized_crop(images, box.expand(len(images), 4), size))
 
 
-def _happens(n: int, probability: float, generator: Generator) -> Tensor:
-    return torch.rand(n, generator=generator) < probability
+def _happens(part: Part, probability: float, generator: Generator) -> Tensor:
+    return (torch.rand(part.of, generator=generator) < probability)[part.rows]
 
 
 def _sometimes(
     images: Tensor,
+    part: Part,
     probability: float,
     generator: Generator,
     operation: Callable[..., Tensor],
     parameters: Tensor | None = None,
 ) -> Tensor:
     """Apply an operation, in place, to a random part of the batch."""
-    rows = _happens(len(images), probability, generator).nonzero().squeeze(1)
+    rows = _happens(part, probability, generator).nonzero().squeeze(1)
     if len(rows) == 0:
         return images
     arguments = [] if parameters is None else [parameters[rows].to(images.device)]
@@ -163,14 +191,15 @@ def _sometimes(
     return images.index_copy_(0, rows, operation(images.index_select(0, rows), *arguments))
 
 
-def _jitter(images: Tensor, config: AugmentConfig, generator: Generator) -> Tensor:
+def _jitter(images: Tensor, config: AugmentConfig, generator: Generator, part: Part) -> Tensor:
     """Brightness, contrast, saturation and hue by random amounts in random order, in place.
 
     Amounts are each image's own. The order is drawn for each half of the batch: an order of each
     image's own would cost as much again in gathering and scattering.
     """
-    n, strength = len(images), config.jitter_strength
-    amounts = (2 * torch.rand(4, n, generator=generator) - 1) * _happens(n, config.jitter, generator)
+    strength = config.jitter_strength
+    amounts = (2 * torch.rand(4, part.of, generator=generator) - 1)[:, part.rows]
+    amounts = amounts * _happens(part, config.jitter, generator)
     orders = torch.rand(JITTER_GROUPS, 4, generator=generator).argsort(dim=1).tolist()
     if strength == 0:
         return images
@@ -182,10 +211,11 @@ def _jitter(images: Tensor, config: AugmentConfig, generator: Generator) -> Tens
     ]
     if images.shape[1] == 1:  # a grey image has no saturation and no hue
         operations = operations[:2]
-    rows = torch.arange(n).chunk(JITTER_GROUPS)
-    for part, members, order in zip(images.chunk(JITTER_GROUPS), rows, orders, strict=False):
-        for index in order:
+    for group, order in zip(torch.arange(part.of).chunk(JITTER_GROUPS), orders, strict=False):
+        start, stop = torch.searchsorted(part.rows, torch.tensor([group[0], group[-1] + 1])).tolist()
+        for index in order if stop > start else ():
             if index < len(operations):
                 operation, parameters = operations[index]
-                part.copy_(operation(part, parameters[members].to(images.device)))
+                rows = images[start:stop]
+                rows.copy_(operation(rows, parameters[start:stop].to(images.device)))
     return images

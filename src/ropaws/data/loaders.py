@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ropaws.batch import Support, Views
-from ropaws.data.augment import AugmentConfig, Normalization, augment, random_views
+from ropaws.data.augment import AugmentConfig, Normalization, Part, augment, random_views
 from ropaws.data.corpus import Images
 from ropaws.data.files import check_unreadable
 from ropaws.data.randomness import SUPPORT_VIEWS, VIEWS, generator
-from ropaws.data.samplers import SupportConfig, support_indices, unlabeled_indices
+from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
 from ropaws.data.stacks import PictureStack
+from ropaws.distributed import Place, place, share
 
 AHEAD = 2  # steps that a worker reads ahead
 FEW = 1000  # pictures seen before a share of unreadable ones means anything
@@ -54,14 +55,23 @@ class BatchStream:
     seed: int
     with_views: bool = True  # False: a method that looks at labelled images alone gets empty views
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    at: Place = field(default_factory=place)  # which part of each batch is this process's
     unreadable: dict[str, str] = field(default_factory=dict)  # fills while pictures are read from disk
 
+    def __post_init__(self) -> None:
+        if self.batch % self.at.size:
+            raise ValueError(
+                f"train.batch={self.batch} cannot be shared out evenly to {self.at.size} processes;"
+                f" use a multiple of {self.at.size}"
+            )
+
     def pixels(self, step: int) -> Pixels:
-        """The images of a step; from disk in the calling process."""
+        """This process's images of a step; from disk in the calling process."""
         pool = unlabeled_indices(step, batch=self.batch, pool=len(self.data.images), seed=self.seed)
-        pool = pool if self.with_views else pool[:0]
+        pool = pool[share(self.batch, self.at)] if self.with_views else pool[:0]
         positions, _ = support_indices(step, self.data.labels, self.support, seed=self.seed)
-        labeled = self.data.labeled_indices[positions]
+        mine = support_share(len(positions), self.support, self.at)
+        labeled = self.data.labeled_indices[positions[mine]]
         if isinstance(self.data.images, PictureStack):
             unlabeled, failures = self.data.images.read(pool)
             # These were read before training: one that has gone since is an error.
@@ -74,17 +84,29 @@ class BatchStream:
             empty = pixels.unlabeled.float()
             return Views(empty, empty)
         random = generator(self.seed, VIEWS, step)
-        return random_views(pixels.unlabeled, self.augment, self.data.normalize, random)
+        mine = share(self.batch, self.at)
+        part = Part(torch.arange(mine.start, mine.stop), self.batch)
+        return random_views(pixels.unlabeled, self.augment, self.data.normalize, random, part)
 
     def support_batch(self, step: int, pixels: Pixels) -> Support:
         positions, labels = support_indices(step, self.data.labels, self.support, seed=self.seed)
+        mine = support_share(len(positions), self.support, self.at)
         views, device = self.support.views, pixels.labeled.device
-        images = pixels.labeled.repeat(views, 1, 1, 1)
+        # One view of all images after another: row v * images + i of the batch is view v of image i.
+        rows = torch.cat([view * len(positions) + mine for view in range(views)])
         random = generator(self.seed, SUPPORT_VIEWS, step)
+        images = augment(
+            pixels.labeled.repeat(views, 1, 1, 1),
+            self.augment,
+            self.data.normalize,
+            random,
+            Part(rows, views * len(positions)),
+        )
+        classes = int(labels.max()) + 1
         return Support(
-            augment(images, self.augment, self.data.normalize, random),
-            F.one_hot(labels.repeat(views)).to(device, torch.float32),
-            positions.repeat(views).to(device),
+            images,
+            F.one_hot(labels[mine].repeat(views), classes).to(device, torch.float32),
+            positions[mine].repeat(views).to(device),
         )
 
     def batches(self, start: int, stop: int) -> Iterator[tuple[int, Views, Support]]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ropaws.data.randomness import POOL_ORDER, SUPPORT, generator
+from ropaws.distributed import Place, share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,8 @@ class SupportConfig:
     """Images a class; drawn with replacement where a class has fewer labels."""
     views: int = 8
     """Random views of each image."""
+    unique_classes_per_process: bool = False
+    """With several processes: each takes some of the classes, instead of some images of every class."""
 
     def __post_init__(self) -> None:
         for name in ("classes", "images_per_class", "views"):
@@ -61,6 +64,19 @@ def support_indices(step: int, labels: Tensor, config: SupportConfig, *, seed: i
         _draw((labels == label).nonzero().squeeze(1), config.images_per_class, random) for label in classes
     ]
     return torch.cat(positions), torch.arange(count).repeat_interleave(config.images_per_class)
+
+
+def support_share(images: int, config: SupportConfig, at: Place) -> Tensor:
+    """Which of the sampled images of a step, one class after another, a process has.   ->  (k,) ascending"""
+    if not config.unique_classes_per_process:
+        chosen = torch.arange(at.rank, images, at.size)
+    else:
+        mine = share(images // config.images_per_class, at)
+        chosen = torch.arange(mine.start * config.images_per_class, mine.stop * config.images_per_class)
+    if len(chosen) == 0:
+        what = "classes" if config.unique_classes_per_process else "labelled images"
+        raise ValueError(f"a support batch has too few {what} for {at.size} processes; start fewer of them")
+    return chosen
 
 
 def _draw(candidates: Tensor, count: int, random: torch.Generator) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from ropaws import equations as eq
 from ropaws.batch import Losses, Support, Views
 from ropaws.methods.protocol import Network, check_positive, check_share
-from ropaws.methods.supports import anchor_predictions, smooth
+from ropaws.methods.supports import anchor_predictions, gather_support, global_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,14 @@ class PAWS:
 
     def step(self, model: Network, views: Views, support: Support) -> Losses:
         supports, first, second, *crops = model([support.images, views.first, views.second, *views.crops])
-        labels = smooth(support.labels, self.label_smoothing)
-        anchors = anchor_predictions([first, second, *crops], supports.z, labels, self.temperature)
+        known = gather_support(supports, support, self.label_smoothing)
+        anchors = anchor_predictions([first, second, *crops], known.z, known.labels, self.temperature)
         with torch.no_grad():
             targets = torch.stack(
                 [
-                    eq.soft_nn(view.h, supports.h, labels, temperature=self.temperature)
+                    eq.soft_nn(view.h, known.h, known.labels, temperature=self.temperature)
                     for view in (first, second)
                 ]
             )
-        return eq.paws_loss(anchors, targets, sharpen_temperature=self.sharpen_temperature)
+        mean = global_mean(anchors, None, self.sharpen_temperature)
+        return eq.paws_loss(anchors, targets, sharpen_temperature=self.sharpen_temperature, mean=mean)

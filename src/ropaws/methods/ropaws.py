@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.batch import Losses, Support, Views
+from ropaws.distributed import gather_constants, share
 from ropaws.methods.protocol import Network, check_positive, check_share
-from ropaws.methods.supports import anchor_predictions, nearest_gap, smooth
+from ropaws.methods.supports import anchor_predictions, gather_support, global_mean, nearest_gap
 
 GAP_MOMENTUM = 0.9
 # Embeddings of a class may shrink to a point; the prior must not become a step function.
@@ -45,11 +46,16 @@ class RoPAWS:
     """Expect a sample far from every label to be out-of-class."""
     reweighting: bool = True
     """Give less weight to samples that look out-of-class."""
+    solver: Literal["exact", "iterative"] = "exact"
+    """Closed form, or label propagation until it hardly moves: faster where a batch is large."""
+    tolerance: float = 1e-4
+    """With 'iterative': stop when no probability moves by more; the last movement is logged as residual."""
 
     needs_unlabeled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
+        check_positive(self, "tolerance")
         check_share(self, "label_smoothing", "typical_prior")
         if self.prior_temperature != "auto":
             check_positive(self, "prior_temperature")
@@ -58,32 +64,52 @@ class RoPAWS:
 
     def step(self, model: Network, views: Views, support: Support) -> Losses:
         supports, first, second, *crops = model([support.images, views.first, views.second, *views.crops])
-        labels = smooth(support.labels, self.label_smoothing)
-        anchors = anchor_predictions([first, second, *crops], supports.z, labels, self.temperature)
+        known = gather_support(supports, support, self.label_smoothing)
+        anchors = anchor_predictions([first, second, *crops], known.z, known.labels, self.temperature)
         with torch.no_grad():
-            prior_temperature = self._prior_temperature(model, supports.h, support)
-            posteriors = [
-                self.posterior(view.h, supports.h, labels, prior_temperature) for view in (first, second)
+            prior_temperature = self._prior_temperature(model, known.h, known.labelled)
+            targets = [
+                self.posterior(view.h, known.h, known.labels, prior_temperature) for view in (first, second)
             ]
+            posteriors = [posterior for posterior, _ in targets]
+        in_domain = torch.stack([posterior.in_domain for posterior in posteriors])
+        power = self.reweight_power if self.reweighting else 0.0
+        weights = eq.sample_weights(in_domain, power=power) if self.reweight_entropy else None
         losses = eq.ropaws_loss(
             anchors,
             torch.stack([posterior.probs for posterior in posteriors]),
-            torch.stack([posterior.in_domain for posterior in posteriors]),
+            in_domain,
             sharpen_temperature=self.sharpen_temperature,
-            reweight_power=self.reweight_power if self.reweighting else 0.0,
+            reweight_power=power,
             reweight_entropy=self.reweight_entropy,
+            mean=global_mean(anchors, weights, self.sharpen_temperature),
         )
-        if prior_temperature is None:
-            return losses
-        return Losses(losses.total, {**losses.parts, "prior_temperature": torch.tensor(prior_temperature)})
+        parts = dict(losses.parts)
+        if prior_temperature is not None:
+            parts["prior_temperature"] = torch.tensor(prior_temperature)
+        if self.semi_supervised_density and self.solver == "iterative":
+            parts["residual"] = torch.stack([residual for _, residual in targets]).amax()
+        return Losses(losses.total, parts)
 
     def posterior(
         self, queries: Tensor, support: Tensor, labels: Tensor, prior_temperature: float | None
-    ) -> eq.Posterior:
-        """Targets of one view.   queries (u, d), support (s, d), labels (s, c)"""
-        if self.semi_supervised_density:
-            return eq.ropaws_posterior(
-                queries,
+    ) -> tuple[eq.Posterior, Tensor]:
+        """Targets of one view, and the residual of the solver: 0 for the closed form.
+
+        queries (u, d): of this process; those of all processes vote. support (s, d), labels (s, c)
+        """
+        solved = queries.new_zeros(())
+        if not self.semi_supervised_density:
+            mass = eq.soft_nn(queries, support, labels, temperature=self.temperature)
+            if prior_temperature is not None:
+                mass = mass * eq.in_domain_prior(queries, support, temperature=prior_temperature)[:, None]
+            return eq.complete_posterior(mass), solved
+        everyone = gather_constants(queries)
+        rows = share(len(everyone))
+        if self.solver == "exact":
+            # In every process alike: sharing a solve would take longer than doing it.
+            whole = eq.ropaws_posterior(
+                everyone,
                 support,
                 labels,
                 temperature=self.temperature,
@@ -91,10 +117,28 @@ class RoPAWS:
                 label_ratio=self.label_ratio,
                 self_vote=self.self_vote,
             )
-        mass = eq.soft_nn(queries, support, labels, temperature=self.temperature)
+            return eq.Posterior(whole.probs[rows], whole.in_domain[rows]), solved
+        return self._iterate(everyone, rows, support, labels, prior_temperature)
+
+    def _iterate(
+        self, queries: Tensor, rows: slice, support: Tensor, labels: Tensor, prior_temperature: float | None
+    ) -> tuple[eq.Posterior, Tensor]:
+        """Each process has the votes of its own rows only, and learns the others' result every round."""
+        to_support, to_unlabeled = eq.neighbor_weights(
+            queries,
+            support,
+            temperature=self.temperature,
+            label_ratio=self.label_ratio,
+            self_vote=self.self_vote,
+            rows=rows,
+        )
         if prior_temperature is not None:
-            mass = mass * eq.in_domain_prior(queries, support, temperature=prior_temperature)[:, None]
-        return eq.complete_posterior(mass)
+            prior = eq.in_domain_prior(queries[rows], support, temperature=prior_temperature)[:, None]
+            to_support, to_unlabeled = prior * to_support, prior * to_unlabeled
+        mass, residual = eq.propagate_until(
+            to_support, to_unlabeled, labels, tolerance=self.tolerance, gather=gather_constants
+        )
+        return eq.complete_posterior(mass), residual
 
     def _prior_temperature(self, model: Network, embeddings: Tensor, support: Support) -> float | None:
         """The number set, or with 'auto' the one that fits the supports; None without prior."""

@@ -8,7 +8,7 @@ import torch
 from ropaws import equations as eq
 from ropaws.batch import Losses, Support, Views
 from ropaws.methods.protocol import Network, check_positive, check_share
-from ropaws.methods.supports import may_vote, smooth
+from ropaws.methods.supports import gather_support, may_vote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,10 @@ class Supervised:
 
     def step(self, model: Network, views: Views, support: Support) -> Losses:
         (supports,) = model([support.images])
-        votes = (eq.cosine(supports.z, supports.z) / self.temperature).masked_fill(
-            ~may_vote(support), -torch.inf
+        known = gather_support(supports, support, self.label_smoothing)
+        # Of all processes in every one of them: there are few labelled images.
+        votes = (eq.cosine(known.z, known.z) / self.temperature).masked_fill(
+            ~may_vote(known.labelled), -torch.inf
         )
-        labels = smooth(support.labels, self.label_smoothing)
-        loss = eq.cross_entropy(labels, votes.softmax(dim=1) @ labels).mean()
+        loss = eq.cross_entropy(known.labels, votes.softmax(dim=1) @ known.labels).mean()
         return Losses(loss, {"cross_entropy": loss.detach()})

@@ -1,15 +1,46 @@
 """What the methods do with a labelled batch before the equations."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.batch import Embeddings, Support
+from ropaws.distributed import all_gather, all_sum, gather_constants, place
 
 
 def smooth(labels: Tensor, amount: float) -> Tensor:
     """Label smoothing: one-hot rows (s, c) give that share of their mass to all classes evenly."""
     return labels * (1 - amount) + amount / labels.shape[1]
+
+
+class GlobalSupport(NamedTuple):
+    """The supports of all processes."""
+
+    z: Tensor  # (s, d) with gradient: the anchor side
+    h: Tensor  # (s, d) constants: the target side
+    labels: Tensor  # (s, c) smoothed
+    labelled: Support  # labels and identities as they were given; no images
+
+
+def gather_support(embedded: Embeddings, support: Support, smoothing: float) -> GlobalSupport:
+    """The labels travel with the embeddings, whatever part of the classes a process has."""
+    labels, identity = gather_constants(support.labels), gather_constants(support.identity)
+    return GlobalSupport(
+        all_gather(embedded.z),
+        gather_constants(embedded.h),
+        smooth(labels, smoothing),
+        Support(support.images[:0], labels, identity),
+    )
+
+
+def global_mean(anchors: Tensor, weights: Tensor | None, sharpen_temperature: float) -> Tensor | None:
+    """p-bar over the samples of all processes; None in a single one, where the loss takes its own."""
+    if place().size == 1:
+        return None
+    total, weight = eq.prediction_sum(anchors, weights, sharpen_temperature=sharpen_temperature)
+    return all_sum(total) / all_sum(weight).clamp_min(eq.TINY)
 
 
 def anchor_predictions(

@@ -74,7 +74,7 @@ def backbone_builder(name: str) -> Callable[[int], nn.Module]:
     )
 
 
-def build_encoder(config: ModelConfig, *, channels: int, autocast: bool = False) -> Encoder:
+def build_encoder(config: ModelConfig, *, channels: int, autocast: torch.dtype | None = None) -> Encoder:
     """A new network with random weights from torch's global generator."""
     backbone = backbone_builder(config.backbone)(channels)
     features = int(backbone.features)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from ropaws.batch import Embeddings
 
 
 class Encoder(nn.Module):
-    """The trained network. Computes in bf16 where asked, and always answers in float32.
+    """The trained network. Computes in half precision where asked, and always answers in float32.
 
     support_gap is a running statistic of the embedding, as batch norm's are: the smoothed distance
     1 - cos of a labelled image to the nearest other one of its class. NaN until it was seen once.
@@ -20,7 +20,12 @@ class Encoder(nn.Module):
     support_gap: Tensor
 
     def __init__(
-        self, backbone: nn.Module, projection: nn.Module, prediction: nn.Module, *, autocast: bool = False
+        self,
+        backbone: nn.Module,
+        projection: nn.Module,
+        prediction: nn.Module,
+        *,
+        autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -48,7 +53,8 @@ class Encoder(nn.Module):
 
     def _embed(self, images: Tensor) -> Embeddings:
         images = images.contiguous(memory_format=torch.channels_last)
-        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.autocast):
+        half = self.autocast or torch.bfloat16
+        with torch.autocast(images.device.type, dtype=half, enabled=self.autocast is not None):
             h = self.projection(self.backbone(images))
             z = self.prediction(h)
         return Embeddings(F.normalize(h.float(), dim=1), F.normalize(z.float(), dim=1))

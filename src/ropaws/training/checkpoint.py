@@ -5,25 +5,35 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ropaws.models import Encoder
 
-CHECKPOINT, MODEL = "checkpoint.pt", "model.safetensors"
+CHECKPOINT, PREVIOUS, MODEL = "checkpoint.pt", "checkpoint.previous.pt", "model.safetensors"
 
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write to a neighbour, flush it to disk, then rename it over the target."""
+# What torch.load raises on files that are cut off, overwritten or of another kind.
+UNREADABLE = (RuntimeError, KeyError, ValueError, TypeError, EOFError, OSError, pickle.UnpicklingError)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], *, keep_old: Path | None = None) -> None:
+    """Write to a neighbour, flush it to disk, then rename it over the target.
+
+    keep_old: the place where the target goes, instead of being lost.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        if keep_old is not None and path.exists():
+            path.replace(keep_old)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -44,33 +54,60 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON ({error}); restore it or make it again") from None
 
 
-def save_checkpoint(
-    run: Path, model: Encoder, optimizer: Optimizer, *, next_step: int, seconds: float
-) -> None:
-    """All that training needs to go on at next_step; randomness is a function of seed and step."""
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "next_step": next_step,
-        "seconds": seconds,
-    }
-    write_atomically(run / CHECKPOINT, lambda path: torch.save(state, path))
+class Checkpoint(NamedTuple):
+    """All that training needs to go on. Randomness is a function of seed and step, and needs no state."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]  # of the loss, for fp16
+    next_step: int
+    seconds: float  # of training so far
+    made_by: dict[str, Any]  # config, data digest, code version
 
 
-def load_checkpoint(run: Path, model: Encoder, optimizer: Optimizer) -> tuple[int, float]:
-    """Restore model and optimiser in place; the next step, and the seconds trained so far."""
+def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
+    """Written beside, then put in the place of the last one, which becomes the one before it.
+
+    A failure at any point leaves a whole checkpoint.
+    """
+
+    def put(temporary: Path) -> None:
+        torch.save(checkpoint._asdict(), temporary)
+
     path = run / CHECKPOINT
-    device = next(model.parameters()).device
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        return int(state["next_step"]), float(state["seconds"])
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no checkpoint at {path}; train from the start without --resume") from None
-    except (RuntimeError, KeyError, ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        write_atomically(path, put, keep_old=run / PREVIOUS)
+    except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
+        kept = f"the checkpoint before it is kept; `ropaws train --resume {run}` goes on from there"
+        raise OSError(f"step {checkpoint.next_step} could not be saved to {path} ({error}); {kept}") from None
+
+
+def load_checkpoint(run: Path, device: torch.device, warn: Callable[[str], object]) -> Checkpoint:
+    """The last good checkpoint; a damaged one gives way to the one before it, with a warning."""
+    paths = [path for path in (run / CHECKPOINT, run / PREVIOUS) if path.exists()]
+    if not paths:
+        raise FileNotFoundError(f"no checkpoint at {run / CHECKPOINT}; train from the start without --resume")
+    reasons = []
+    for path in paths:
+        try:
+            checkpoint = Checkpoint(**torch.load(path, map_location=device, weights_only=True))
+        except UNREADABLE as error:
+            reasons.append(f"{path} is damaged ({(str(error) or type(error).__name__).splitlines()[0]})")
+            continue
+        if reasons:
+            warn(f"Warning: {reasons[0]}; going on from {path}, step {checkpoint.next_step}")
+        return checkpoint
+    raise ValueError("; ".join(reasons))
+
+
+def restore(checkpoint: Checkpoint, model: Encoder, optimizer: Optimizer, scaler: GradScaler) -> None:
+    try:
+        model.load_state_dict(checkpoint.model)
+        optimizer.load_state_dict(checkpoint.optimizer)
+        scaler.load_state_dict(checkpoint.scaler)
+    except (RuntimeError, ValueError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{path} cannot be loaded into this run ({reason})") from None
+        raise ValueError(f"the checkpoint does not fit the settings of the run ({reason})") from None
 
 
 def save_model(run: Path, model: Encoder) -> None:

@@ -6,17 +6,25 @@ from typing import Literal
 
 import torch
 
-Precision = Literal["auto", "fp32", "bf16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
 # glibc's mallopt parameters
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 
 
-def choose_device(name: str) -> torch.device:
-    """'auto' takes a GPU where there is one; another name is taken at its word or refused."""
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """'auto' takes a GPU where there is one; another name is taken at its word or refused.
+
+    The processes on one machine take a GPU each.
+    """
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"process {local_rank} of this machine finds no GPU for itself: there are"
+                f" {torch.cuda.device_count()}; start fewer processes, or use train.device=cpu"
+            )
+        return torch.device("cuda", local_rank)
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         device = torch.device(name)
@@ -27,10 +35,19 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def use_bf16(precision: Precision, device: torch.device) -> bool:
-    """Whether to compute in bf16. 'auto': where the hardware is fast at it."""
+def choose_precision(precision: Precision, device: torch.device) -> Precision:
+    """The precision to compute in. 'auto': bf16 where the hardware is fast at it."""
     if precision != "auto":
-        return precision == "bf16"
+        return precision
+    return "bf16" if fast_at_bf16(device) else "fp32"
+
+
+def half_type(precision: Precision) -> torch.dtype | None:
+    """The type that the network computes in under autocast; None for fp32."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
+def fast_at_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":

@@ -1,11 +1,15 @@
 """One visible loop. It yields; the caller logs, saves, evaluates."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ropaws.batch import Losses, Support, Views
+from ropaws.distributed import all_mean, mean_gradients
 from ropaws.methods import Method
 from ropaws.models import Encoder
 
@@ -22,26 +26,50 @@ class TrainingDivergedError(RuntimeError):
         )
 
 
+class Taken(NamedTuple):
+    """A step that was taken."""
+
+    step: int
+    losses: Losses  # means over the processes
+    rate: float  # learning rate
+    data_seconds: float  # of waiting for the batch and augmenting it
+
+
 def fit(
     model: Encoder,
     method: Method,
     batches: Iterable[tuple[int, Views, Support]],
     optimizer: Optimizer,
     learning_rate: Callable[[int], float],
-) -> Iterator[tuple[int, Losses]]:
-    """Train, a yield a step, after the step was taken."""
+    scaler: GradScaler | None = None,
+) -> Iterator[Taken]:
+    """Train, a yield a step, after the step was taken. scaler: of the loss, for fp16."""
+    scaler = scaler or GradScaler(enabled=False)
     model.train()
+    began = time.perf_counter()
     for step, views, support in batches:
+        waited = time.perf_counter() - began
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
         losses = method.step(model, views, support)
-        if not torch.isfinite(losses.total):
-            what = f"the loss became {float(losses.total.detach())}"
-            raise TrainingDivergedError(what, step, losses, learning_rate(step))
-        losses.total.backward()
-        optimizer.step()
+        shown = _mean_losses(losses)
+        if not torch.isfinite(shown.total):
+            what = f"the loss became {float(shown.total)}"
+            raise TrainingDivergedError(what, step, shown, learning_rate(step))
+        scaler.scale(losses.total).backward()
+        mean_gradients(model.parameters())
+        scaler.step(optimizer)  # leaves a step out whose gradients overflowed in fp16
+        scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        yield step, losses._replace(total=losses.total.detach())
+        yield Taken(step, shown, learning_rate(step), waited)
+        began = time.perf_counter()
+
+
+def _mean_losses(losses: Losses) -> Losses:
+    """The same in all processes, in one message: so all of them see a loss that is not a number."""
+    values = torch.stack([losses.total.detach(), *(v.to(losses.total) for v in losses.parts.values())])
+    total, *parts = all_mean(values)
+    return Losses(total, dict(zip(losses.parts, parts, strict=True)))
 
 
 def weights_are_finite(model: Encoder) -> bool:

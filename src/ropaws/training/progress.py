@@ -1,9 +1,7 @@
-"""What a person sees while a run goes on, and what is kept in metrics.jsonl."""
+"""What a person sees while a run goes on."""
 
-import json
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
@@ -17,42 +15,11 @@ from rich.progress import (
     track,
 )
 
-from ropaws.batch import Losses
-from ropaws.training.checkpoint import write_atomically
+from ropaws.training.loop import Taken
 
 T = TypeVar("T")
-Step = tuple[int, Losses, float]  # step, losses, learning rate
 
 PLAIN_LINE_SECONDS = 15.0  # how often a log without a terminal gets a line
-
-
-class MetricsFile:
-    """metrics.jsonl: a line of numbers a step. Opened to append, so a resumed run goes on in it."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, row: dict[str, float]) -> None:
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def drop_metrics_from(path: Path, step: int) -> None:
-    """Forget the lines of steps that a resumed run will take again, and a half-written last line."""
-    if path.exists():
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
-        text = "".join(f"{line}\n" for line in kept)
-        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return float("inf")
 
 
 def watch_files(console: Console) -> Callable[[Iterable[T], str, int], Iterable[T]]:
@@ -67,47 +34,57 @@ def watch_files(console: Console) -> Callable[[Iterable[T], str, int], Iterable[
 
 
 def show_progress(
-    steps: Iterable[Step], *, title: str, start: int, total: int, console: Console
-) -> Generator[Step, None, None]:
-    """Pass (step, losses, rate) through: a bar on a terminal, a plain line now and then in a log."""
+    steps: Iterable[Taken], *, title: str, start: int, total: int, batch: int, console: Console
+) -> Generator[Taken, None, None]:
+    """Pass steps through: a bar on a terminal, a plain line now and then in a log, nothing if quiet."""
+    if console.quiet:
+        yield from steps
+        return
     if console.is_terminal:
-        yield from _with_bar(steps, title, start, total, console)
+        yield from _with_bar(steps, title, start, total, batch, console)
     else:
-        yield from _with_lines(steps, title, start, total, console)
+        yield from _with_lines(steps, title, start, total, batch, console)
 
 
 def _with_bar(
-    steps: Iterable[Step], title: str, start: int, total: int, console: Console
-) -> Generator[Step, None, None]:
+    steps: Iterable[Taken], title: str, start: int, total: int, batch: int, console: Console
+) -> Generator[Taken, None, None]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}  rate {task.fields[rate]}"),
+        TextColumn("loss {task.fields[loss]}  rate {task.fields[rate]}  {task.fields[speed]} images/s"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task(title, total=total, completed=start, loss="-", rate="-")
-        for step, losses, rate in steps:
-            bar.update(task, completed=step + 1, loss=f"{float(losses.total):.3f}", rate=f"{rate:.3g}")
-            yield step, losses, rate
+        task = bar.add_task(title, total=total, completed=start, loss="-", rate="-", speed="-")
+        last = time.monotonic()
+        for taken in steps:
+            speed = batch / max(1e-9, time.monotonic() - last)
+            loss, rate = f"{float(taken.losses.total):.3f}", f"{taken.rate:.3g}"
+            bar.update(task, completed=taken.step + 1, loss=loss, rate=rate, speed=f"{speed:,.0f}")
+            yield taken
+            last = time.monotonic()
 
 
 def _with_lines(
-    steps: Iterable[Step], title: str, start: int, total: int, console: Console
-) -> Generator[Step, None, None]:
+    steps: Iterable[Taken], title: str, start: int, total: int, batch: int, console: Console
+) -> Generator[Taken, None, None]:
     began = last = time.monotonic()
-    for step, losses, rate in steps:
-        now, done = time.monotonic(), step + 1
+    waited = 0.0
+    for taken in steps:
+        now, done = time.monotonic(), taken.step + 1
+        waited += taken.data_seconds
         if now - last > PLAIN_LINE_SECONDS or done == total:
             left = (now - began) / (done - start) * (total - done)
             console.print(
-                f"{title}  step {done}/{total}  loss {float(losses.total):.3f}"
-                f"  rate {rate:.3g}  left {left:.0f} s",
+                f"{title}  step {done}/{total}  loss {float(taken.losses.total):.3f}"
+                f"  rate {taken.rate:.3g}  {batch * (done - start) / (now - began):,.0f} images/s"
+                f"  data {waited / (now - began):.0%}  left {left:.0f} s",
                 soft_wrap=True,
                 highlight=False,
             )
             last = now
-        yield step, losses, rate
+        yield taken

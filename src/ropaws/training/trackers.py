@@ -1,0 +1,107 @@
+"""Where the numbers of every step go: metrics.jsonl always, TensorBoard and W&B if asked for."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from ropaws.training.checkpoint import write_atomically
+
+TrackerName = Literal["tensorboard", "wandb"]
+
+
+class Tracker(Protocol):
+    def write(self, row: dict[str, float]) -> None: ...
+    def close(self) -> None: ...
+
+
+class MetricsFile:
+    """metrics.jsonl: a line of numbers a step. Opened to append, so a resumed run goes on in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, row: dict[str, float]) -> None:
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard; steps that are taken again after a resume replace the old ones."""
+
+    def __init__(self, run: Path, start: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ValueError("train.log: tensorboard needs pip install 'ropaws[tensorboard]'") from None
+        self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=start)
+
+    def write(self, row: dict[str, float]) -> None:
+        for name, value in row.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, int(row["step"]))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run in RUN/wandb; with WANDB_MODE=offline nothing leaves the machine."""
+
+    def __init__(self, run: Path, config: dict[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise ValueError("train.log: wandb needs pip install 'ropaws[wandb]'") from None
+        self._run: Any = wandb.init(
+            project="ropaws", name=run.name, dir=str(run), config=config, resume="allow", id=run.name
+        )
+
+    def write(self, row: dict[str, float]) -> None:
+        self._run.log({k: v for k, v in row.items() if k != "step"}, step=int(row["step"]))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackers:
+    """All of them as one. Only the first process of a run has any."""
+
+    def __init__(self, trackers: list[Tracker]) -> None:
+        self._trackers = trackers
+
+    def write(self, row: dict[str, float]) -> None:
+        for tracker in self._trackers:
+            tracker.write(row)
+
+    def close(self) -> None:
+        for tracker in self._trackers:
+            tracker.close()
+
+
+def open_trackers(
+    run: Path, metrics: str, names: tuple[TrackerName, ...], *, start: int, config: dict[str, Any]
+) -> Trackers:
+    trackers: list[Tracker] = [MetricsFile(run / metrics)]
+    if "tensorboard" in names:
+        trackers.append(TensorBoard(run, start))
+    if "wandb" in names:
+        trackers.append(WeightsAndBiases(run, config))
+    return Trackers(trackers)
+
+
+def drop_metrics_from(path: Path, step: int) -> None:
+    """Forget the lines of steps that a resumed run will take again, and a half-written last line."""
+    if path.exists():
+        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
+        text = "".join(f"{line}\n" for line in kept)
+        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return float("inf")
