@@ -42,8 +42,8 @@ def speed() -> str:
             f"- Augmentation is batched: {small['speedup']} times Pillow image by image at 32 px"
             f" ({large['speedup']} times at 96 px).",
             f"- JPEGs of about 500 x 375 are read {plain[0]} times as fast as by a plain Dataset and"
-            f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times from the"
-            f" cache; training on this CPU waits for pictures at most {wait:.1%} of the time.",
+            f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times"
+            f" from the cache; training on this CPU waits for pictures at most {wait:.1%} of the time.",
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"

@@ -15,7 +15,7 @@ LEVELS = {
     "training": 3,
     "config": 4, "folder": 4,
     "trained": 5,
-    "run": 6, "recipes": 6, "own_data": 6,
+    "run": 6, "recipes": 6, "own_data": 6, "tuning": 6,
     "demo": 7, "labeling": 7, "in_python": 7,
     "labels_file": 8, "options": 8,
     "cli": 9,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ropaws.methods import PAWS, RoPAWS, Supervised
     from ropaws.run import resume, train
     from ropaws.trained import evaluate
+    from ropaws.tuning import finetune
 
 __all__ = [
     "PAWS",
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "equations",
     "evaluate",
+    "finetune",
     "predict",
     "recipes",
     "resume",
@@ -41,6 +43,7 @@ _HOME = {
     "RunConfig": "config",
     "Supervised": "methods",
     "evaluate": "trained",
+    "finetune": "tuning",
     "predict": "labeling",
     "resume": "run",
     "train": "run",

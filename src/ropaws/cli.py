@@ -20,18 +20,21 @@ from ropaws.data.listing import list_unlabeled, merge
 from ropaws.data.named import DATASETS, is_there
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.data.uncurated import MIXES
+from ropaws.distributed import planned_place
+from ropaws.folder import EVALUATION
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
-from ropaws.options import Check, Datasets, Evaluate, Predict, Recipes, Train, check_flags, parse
+from ropaws.options import Check, Datasets, Evaluate, Finetune, Predict, Recipes, Train, check_flags, parse
 from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, resume, train
 from ropaws.trained import evaluate
-from ropaws.training.checkpoint import write_json
+from ropaws.training.checkpoint import read_json, write_json
 from ropaws.training.loop import TrainingDivergedError
 from ropaws.training.progress import watch_files
+from ropaws.tuning import finetune
 
 OVERVIEW = """usage: ropaws COMMAND [options]
 
@@ -42,6 +45,7 @@ commands:
   check      look at your own pictures before training
   train      train a model; every setting is an option
   evaluate   test a trained run
+  finetune   fine-tune a trained run on its labels, or train a linear probe
   predict    label pictures with a trained run, and tell which belong to no class
   datasets   list the named datasets and mixes, or get and count one
   recipes    list the published runs, or show one
@@ -76,6 +80,7 @@ def _dispatch(arguments: list[str]) -> None:
         "check": _check,
         "train": _train,
         "evaluate": _evaluate,
+        "finetune": _finetune,
         "predict": _predict,
         "datasets": _datasets,
         "recipes": _recipes,
@@ -144,10 +149,12 @@ def _train(arguments: list[str]) -> None:
     name = chosen.recipe or ("own" if chosen.labeled else "run")
     out = command.out or Path("runs") / f"{name}-{method_name(config.method)}-seed{config.train.seed}"
     budget = None if command.budget is None else parse_budget(command.budget)
-    for line in choices:
+    speaks = planned_place().rank == 0
+    for line in choices if speaks else ():
         print(line, file=sys.stderr)
     run = train(config, out, budget=budget, choices=choices)
-    print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
+    if speaks:
+        print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
 
 
 def _chosen_model(model: ModelConfig, chosen: argparse.Namespace) -> ModelConfig:
@@ -174,7 +181,8 @@ def _resume(run: Path, arguments: list[str]) -> None:
     if len(arguments) > (1 if any(a.startswith("--resume=") for a in arguments) else 2):
         raise ValueError("--resume goes on with the settings of the run and takes no other option")
     resume(run)
-    print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
+    if planned_place().rank == 0:
+        print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
 
 
 def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> RunConfig:
@@ -205,6 +213,34 @@ def _evaluate(arguments: list[str]) -> None:
     for key, name in COLUMNS.items():
         if key in results:
             table.add_row(name, f"{results[key]:.1f}" if key == "seconds" else f"{100 * results[key]:.1f} %")
+    Console().print(table)
+
+
+def _finetune(arguments: list[str]) -> None:
+    check_flags(arguments, Finetune)
+    command = parse(Finetune, "finetune", arguments)
+    if not command.rates or not command.epochs:
+        raise ValueError("--rates and --epochs need at least one value each")
+    results = finetune(
+        command.run,
+        linear=command.linear,
+        rates=command.rates,
+        epochs=command.epochs,
+        batch=command.batch,
+        device=command.device,
+    )
+    chosen, name = results["chosen"], "linear probe" if command.linear else "fine-tuned"
+    print(f"{name}: learning rate {chosen['rate']:g}, {chosen['epochs']} epochs")
+    tested = command.run / EVALUATION
+    ways = {"soft nearest neighbour": read_json(tested) if tested.exists() else {}, name: results}
+    table = Table(title=str(command.run))
+    table.add_column("measure")
+    for way in ways:
+        table.add_column(way, justify="right")
+    for key in ("accuracy", "confidence_in", "confidence_out", "ece"):
+        if key in results:
+            cells = (f"{100 * way[key]:.1f} %" if key in way else "-" for way in ways.values())
+            table.add_row(COLUMNS[key], *cells)
     Console().print(table)
 
 

@@ -14,6 +14,7 @@ import tyro
 
 from ropaws.config import RunConfig
 from ropaws.naming import nearest
+from ropaws.tuning import EPOCHS, RATES
 
 Command = TypeVar("Command")
 
@@ -66,6 +67,30 @@ class Evaluate:
     """Where to compute; by default as the run was trained: auto, cpu, cuda ..."""
     json: bool = False
     """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Fine-tune a run on its labelled images as in the paper, or train a linear probe; then test it.
+
+    Learning rate and epochs are chosen on a fifth of the labelled images, never on test images. Results
+    go to RUN/finetune.json, or RUN/linear.json.
+
+    ropaws finetune runs/mine
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    linear: bool = False
+    """Leave the network as it is and train a linear layer on it."""
+    rates: tuple[float, ...] = RATES
+    """Learning rates to choose from."""
+    epochs: tuple[int, ...] = EPOCHS
+    """Numbers of epochs to choose from."""
+    batch: int = 1024
+    """Labelled images a step."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained."""
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,10 @@ COLLAPSE_WARNING = (
     " (--budget or --train.steps), or with milder views (--augment.solarize 0 --augment.equalize 0)."
 )
 # Settings that may differ from the checkpoint's: they change where and how fast, not what is computed.
-FREE = ("train.device", "train.precision", "train.checkpoint_every", "train.compile", "train.log", "data.workers", "data.cache",
-        "data.cache_gb", "data.memory_gb", "data.download", "data.root")  # fmt: skip
+FREE = (
+    "train.device", "train.precision", "train.checkpoint_every", "train.compile", "train.log",
+    "data.workers", "data.cache", "data.cache_gb", "data.memory_gb", "data.download", "data.root",
+)  # fmt: skip
 
 
 class TrainingStopped(KeyboardInterrupt):

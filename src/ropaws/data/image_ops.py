@@ -124,9 +124,13 @@ def equalize(images: Tensor) -> Tensor:
 
 def gaussian_blur(images: Tensor, radii: Tensor) -> Tensor:
     """Gaussian of that standard deviation in pixels; edge pixels repeat outwards.   radii (n,)"""
-    reach = max(1, int(3 * float(radii.max()) + 0.5))
+    radii = radii.to(images.dtype).clamp_min(1e-3)[:, None]
+    reaches = (
+        (3 * radii + 0.5).floor().clamp_min(1)
+    )  # each image's own, whatever the others of its batch have
+    reach = int(reaches.max())
     offsets = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-    kernel = (-0.5 * (offsets / radii.to(images.dtype).clamp_min(1e-3)[:, None]) ** 2).exp()
+    kernel = (-0.5 * (offsets / radii) ** 2).exp() * (offsets.abs() <= reaches)
     kernel = kernel / kernel.sum(dim=1, keepdim=True)  # (n, 2 reach + 1)
     for dim, pad in ((2, (0, 0, reach, reach)), (3, (reach, reach, 0, 0))):
         length = images.shape[dim]

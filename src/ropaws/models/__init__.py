@@ -67,6 +67,8 @@ def backbone_builder(name: str) -> Callable[[int], nn.Module]:
         return lambda channels: WideResNet(depth, width, channels)
     if match := re.fullmatch(r"small-([1-9]\d*)", name):
         first = int(match[1])
+        if first < 8:  # torch 2.13 corrupts memory in the backward pass of channels-last convolutions of 4
+            raise ValueError(f"model.backbone: small-WIDTH has a width of at least 8, got {first}")
         return lambda channels: SmallConvNet((first, 2 * first, 4 * first), channels)
     raise ValueError(
         f"model.backbone: unknown backbone {name!r}, did you mean {nearest(name, BACKBONES)!r}?"

@@ -57,4 +57,8 @@ class Encoder(nn.Module):
         with torch.autocast(images.device.type, dtype=half, enabled=self.autocast is not None):
             h = self.projection(self.backbone(images))
             z = self.prediction(h)
-        return Embeddings(F.normalize(h.float(), dim=1), F.normalize(z.float(), dim=1))
+        return Embeddings(F.normalize(_widen(h), dim=1), F.normalize(_widen(z), dim=1))
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

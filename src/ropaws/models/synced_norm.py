@@ -23,7 +23,7 @@ class SyncedBatchNorm(_BatchNorm):
             return super().forward(input)
         dims = [d for d in range(input.ndim) if d != 1]
         shape = [1, -1] + [1] * (input.ndim - 2)
-        wide = input.float()
+        wide = input.to(self.weight.dtype)  # half precision would lose the sums
         count = all_sum(wide.new_tensor(float(input.numel() // input.shape[1])))
         mean = all_sum(wide.sum(dims)) / count
         centred = wide - mean.view(shape)
@@ -59,8 +59,9 @@ def _replace(module: nn.Module) -> nn.Module:
             synced = SyncedBatchNorm(
                 child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
             )
-            synced.load_state_dict(child.state_dict())
-            synced.to(next(child.buffers()).device).train(child.training)
+            some = next(child.buffers())
+            synced.to(some.device, child.weight.dtype).load_state_dict(child.state_dict())
+            synced.train(child.training)
             setattr(module, name, synced)
         else:
             _replace(child)

@@ -1,0 +1,145 @@
+"""What each process does in tests/test_distributed.py; started by torchrun or alone.
+
+python tests/torchrun_worker.py TASK FOLDER    the first process writes FOLDER/TASK.pt
+"""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ropaws import distributed
+from ropaws.batch import Views
+from ropaws.data.augment import AugmentConfig, Normalization
+from ropaws.data.loaders import BatchStream, TrainingData
+from ropaws.data.samplers import SupportConfig
+from ropaws.methods import PAWS, RoPAWS, Supervised
+from ropaws.models import ModelConfig, build_encoder
+from ropaws.models.synced_norm import synchronise_norms
+
+CLASSES = 5  # two processes do not divide them
+METHODS = {
+    "paws": PAWS(),
+    "ropaws": RoPAWS(),
+    "ropaws-auto": RoPAWS(prior_temperature="auto", reweight_entropy=True, reweight_power=2.0),
+    "ropaws-iterative": RoPAWS(solver="iterative", tolerance=1e-7),
+    "ropaws-plain-density": RoPAWS(semi_supervised_density=False),
+    "supervised": Supervised(),
+}
+
+
+def stream(*, unique, crops=2, views=2):
+    random = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (60, 3, 24, 24), dtype=torch.uint8, generator=random)
+    labeled = torch.arange(20)
+    data = TrainingData(images, labeled, labeled % CLASSES, Normalization((0.5,) * 3, (0.25,) * 3))
+    # Without equalize and solarize: they jump, and would make much of the last digit of a pixel.
+    steady = {"solarize": 0.0, "equalize": 0.0, "grey": 0.3, "blur": 0.3}
+    augment = AugmentConfig(size=24, small_crops=crops, small_size=16, **steady)
+    support = SupportConfig(images_per_class=3, views=views, unique_classes_per_process=unique)
+    return BatchStream(data, augment, support, batch=24, seed=0)
+
+
+def model_of(prediction):
+    torch.manual_seed(0)
+    config = ModelConfig(
+        backbone="small-8",
+        projection_hidden=8,
+        projection_dims=8,
+        prediction_hidden=6 if prediction else None,
+    )
+    return build_encoder(config, channels=3)
+
+
+def one_step(method, source, prediction=True, dtype=torch.float64):
+    """Loss, gradients and batch-norm statistics of a step, as the optimiser sees them."""
+    model = model_of(prediction).to(dtype)
+    synchronise_norms(model, torch.device("cpu"))
+    model.train()
+    pixels = source.pixels(3)
+    first, second, crops = source.views(3, pixels)
+    views = Views(first.to(dtype), second.to(dtype), tuple(crop.to(dtype) for crop in crops))
+    support = source.support_batch(3, pixels)
+    support = support._replace(images=support.images.to(dtype), labels=support.labels.to(dtype))
+    losses = method.step(model, views, support)
+    losses.total.backward()
+    distributed.mean_gradients(model.parameters())
+    return {
+        "loss": distributed.all_mean(losses.total.detach()),
+        "gradients": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+        "buffers": {name: value for name, value in model.named_buffers() if "num_batches" not in name},
+    }
+
+
+def steps():
+    results = {}
+    for unique in (False, True):
+        for name, method in METHODS.items():
+            source = replace(stream(unique=unique), with_views=method.needs_unlabeled)
+            results[f"{name}, {'unique' if unique else 'all'} classes"] = one_step(method, source)
+    plain = stream(unique=False, crops=0, views=1)
+    results["one view, no crops"] = one_step(RoPAWS(), plain, prediction=False)
+    for name in ("paws", "ropaws"):
+        results[f"{name}, float32"] = one_step(METHODS[name], stream(unique=True), dtype=torch.float32)
+    return results
+
+
+def functions():
+    """Each function with rows that differ in number."""
+    rank, size, _ = distributed.place()
+    whole = torch.arange(10.0).view(5, 2)
+    mine = whole[distributed.share(5)].clone().requires_grad_()
+    weights = torch.linspace(1, 2, 10).view(5, 2)
+    gathered = distributed.all_gather(mine)
+    # Every process has the same function of all rows, so the mean of their gradients is its gradient.
+    (gathered * weights).square().sum().backward()
+    gradient = distributed.gather_constants(mine.grad) / size
+    value = torch.tensor([1.0 + rank], requires_grad=True)
+    mean = distributed.all_mean(value)
+    (mean**3).backward()
+    return {
+        "gathered": gathered.detach(),
+        "gradient": gradient,
+        "mean": mean.detach(),
+        "mean_gradient": value.grad,
+        "sum": distributed.all_sum(torch.tensor(2.0)),
+        "any": distributed.any_process(rank == size - 1, torch.device("cpu")),
+        "none": distributed.any_process(False, torch.device("cpu")),
+        "size": size,
+    }
+
+
+def synced_norm():
+    """A batch of which the first process has more rows."""
+    torch.manual_seed(0)
+    images = torch.randn(9, 3, 4, 4, dtype=torch.float64) + 5
+    norm = torch.nn.BatchNorm2d(3, dtype=torch.float64)
+    torch.nn.init.normal_(norm.weight)
+    net = torch.nn.Sequential(norm)
+    synchronise_norms(net, torch.device("cpu"))
+    mine = images[distributed.share(9)].clone().requires_grad_()
+    out = net(mine)
+    (F.relu(out) ** 2).sum().backward()
+    return {
+        "out": distributed.gather_constants(out),
+        "gradient": distributed.gather_constants(mine.grad),
+        "running_var": net[0].running_var,
+    }
+
+
+def main(task, folder):
+    with distributed.joined(torch.device("cpu")) as at:
+        torch.set_num_threads(1)
+        results = {"steps": steps, "functions": functions, "synced_norm": synced_norm}[task]()
+        if at.rank == 0:
+            torch.save(results, Path(folder) / f"{task}-{at.size}.pt")
+        distributed.wait_for_all()
+    sys.stdout.flush()
+    os._exit(0)  # a gloo thread sometimes aborts while the interpreter shuts down, after all work is done
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
