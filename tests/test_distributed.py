@@ -162,9 +162,11 @@ def test_a_run_may_go_on_with_another_number_of_processes(settings, tmp_path):
 def test_sigterm_to_one_process_ends_all_with_a_checkpoint(settings, tmp_path):
     long = replace(settings, train=replace(settings.train, steps=100_000, checkpoint_every=50_000))
     write_json(tmp_path / "config.json", to_json(long))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-               "--master-addr", "127.0.0.1", "--master-port", str(free_port()), "-m", "ropaws", "train", str(tmp_path / "config.json"),
-               "--out", str(tmp_path / "run")]  # fmt: skip
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        "--master-addr", "127.0.0.1", "--master-port", str(free_port()),
+        "-m", "ropaws", "train", str(tmp_path / "config.json"), "--out", str(tmp_path / "run"),
+    ]  # fmt: skip
     process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120

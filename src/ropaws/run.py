@@ -69,7 +69,7 @@ from ropaws.training.loop import Taken, TrainingDivergedError, fit, weights_are_
 from ropaws.training.optim import LARS
 from ropaws.training.progress import show_progress, watch_files
 from ropaws.training.schedules import warmup_cosine
-from ropaws.training.trackers import Trackers, drop_metrics_from, open_trackers
+from ropaws.training.trackers import Trackers, check_trackers, drop_metrics_from, open_trackers
 from ropaws.version import __version__
 
 PROBE_STEPS = 6
@@ -124,6 +124,7 @@ def train(
         raise FileExistsError(
             f"{run} holds a run already; choose another --out, or go on with `ropaws train --resume {run}`"
         )
+    check_trackers(config.train.log)
     device = choose_device(config.train.device, planned_place().local_rank)
     with joined(device) as at:
         console = _console(console, at)

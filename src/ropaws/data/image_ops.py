@@ -125,9 +125,7 @@ def equalize(images: Tensor) -> Tensor:
 def gaussian_blur(images: Tensor, radii: Tensor) -> Tensor:
     """Gaussian of that standard deviation in pixels; edge pixels repeat outwards.   radii (n,)"""
     radii = radii.to(images.dtype).clamp_min(1e-3)[:, None]
-    reaches = (
-        (3 * radii + 0.5).floor().clamp_min(1)
-    )  # each image's own, whatever the others of its batch have
+    reaches = (3 * radii + 0.5).floor().clamp_min(1)  # each image's own, whatever its neighbours have
     reach = int(reaches.max())
     offsets = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
     kernel = (-0.5 * (offsets / radii) ** 2).exp() * (offsets.abs() <= reaches)

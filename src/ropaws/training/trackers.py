@@ -1,5 +1,6 @@
 """Where the numbers of every step go: metrics.jsonl always, TensorBoard and W&B if asked for."""
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -32,10 +33,8 @@ class TensorBoard:
     """Event files in RUN/tensorboard; steps that are taken again after a resume replace the old ones."""
 
     def __init__(self, run: Path, start: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ValueError("train.log: tensorboard needs pip install 'ropaws[tensorboard]'") from None
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(run / "tensorboard"), purge_step=start)
 
     def write(self, row: dict[str, float]) -> None:
@@ -51,10 +50,8 @@ class WeightsAndBiases:
     """A W&B run in RUN/wandb; with WANDB_MODE=offline nothing leaves the machine."""
 
     def __init__(self, run: Path, config: dict[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError("train.log: wandb needs pip install 'ropaws[wandb]'") from None
+        import wandb
+
         self._run: Any = wandb.init(
             project="ropaws", name=run.name, dir=str(run), config=config, resume="allow", id=run.name
         )
@@ -81,9 +78,20 @@ class Trackers:
             tracker.close()
 
 
+def check_trackers(names: tuple[TrackerName, ...]) -> None:
+    """Are the packages there? Asked before a run starts."""
+    for name in names:
+        module = "torch.utils.tensorboard" if name == "tensorboard" else name
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            raise ValueError(f"train.log: {name} needs pip install 'ropaws[{name}]'") from None
+
+
 def open_trackers(
     run: Path, metrics: str, names: tuple[TrackerName, ...], *, start: int, config: dict[str, Any]
 ) -> Trackers:
+    check_trackers(names)
     trackers: list[Tracker] = [MetricsFile(run / metrics)]
     if "tensorboard" in names:
         trackers.append(TensorBoard(run, start))
