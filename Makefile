@@ -30,6 +30,10 @@ bench: venv
 	$(BIN)/python benchmarks/augment.py
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/posterior.py
+	$(BIN)/python benchmarks/communication.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/soak.py
 
 clean:
 	rm -rf .venv demo runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,11 +2,11 @@
 
 python benchmarks/scaling.py            a few minutes; writes results/scaling.json
 
-Each process has one thread, so that two cores are two workers. Alternately one and two processes train the
-demo's network on generated images; a step's time is the median of all steps but the first few, as logged. On
-one machine with gloo this shows what the exchange costs, not what a cluster would gain.
+Each process has one thread, so that two cores are two workers. Alternately one and two processes train
+the demo's network on generated images; a step's time is the median of all steps but the first few. On one machine with gloo this shows what the exchange costs, not what a cluster would gain.
 """
 
+import itertools
 import json
 import os
 import socket
@@ -43,7 +43,7 @@ def train(config: Path, out: Path, processes: int) -> list[float]:
     subprocess.run([sys.executable, *command], env=environment, capture_output=True, check=False)
     lines = (out / "metrics.jsonl").read_text().splitlines()
     moments = [json.loads(line)["seconds"] for line in lines]
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)][WARM_UP:]
+    return [after - before for before, after in itertools.pairwise(moments)][WARM_UP:]
 
 
 def main() -> None:
@@ -64,9 +64,7 @@ def main() -> None:
             for processes in seconds:
                 out = folder / f"run-{turn}-{processes}"
                 seconds[processes] += train(folder / "config.json", out, processes)
-                print(
-                    f"turn {turn}, {processes} processes: {statistics.median(seconds[processes]):.2f} s a step"
-                )
+                print(f"{processes} processes: {statistics.median(seconds[processes]):.2f} s a step")
     rates = {str(n): round(BATCH / statistics.median(times), 1) for n, times in seconds.items()}
     parameters = sum(p.numel() for p in build_encoder(config.model, channels=1).parameters())
     write_results(

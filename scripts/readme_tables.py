@@ -1,7 +1,7 @@
-"""Write the tables of the README from benchmarks/results/, so that no figure is typed by hand.
+"""Write the tables of the README and docs from benchmarks/results/, so that no figure is typed by hand.
 
 python scripts/readme_tables.py           writes them
-python scripts/readme_tables.py --check   exit code 1 if the README is not what the results say
+python scripts/readme_tables.py --check   exit code 1 if a page is not what the results say
 """
 
 import json
@@ -52,15 +52,67 @@ def speed() -> str:
     )
 
 
+def posterior() -> str:
+    results = read("posterior")
+    head = ["supports, classes", "M", "exact", "iterative", "inverse", "memory exact", "memory iterative"]
+    rows = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for setting in ("cifar", "imagenet"):
+        group = results[setting]
+        for points, row in group.items():
+            if points.isdigit():
+                seconds, memory = row["seconds"], row["memory_gb"]
+                times = [f"{seconds[way]:.3g}" if way in seconds else "-" for way in head[2:5]]
+                held = [f"{memory[way]:.2f}" for way in ("exact", "iterative")]
+                rows.append([f"{group['supports']}, {group['classes']}", points, *times, *held])
+    ratios = [results[s]["4096"]["times_as_fast_as_inverse"]["iterative"] for s in ("cifar", "imagenet")]
+    ending = f"At M = 4096 the iteration is {ratios[0]} and {ratios[1]} times as fast as the inverse."
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{ending}"
+
+
+def communication() -> str:
+    table = read("communication")["megabytes_sent_a_step"]
+    names = list(table["64"])
+    rows = [["", *table], ["---", *["---:"] * len(table)]]
+    rows += [[name, *(f"{row[name]:,.1f}" for row in table.values())] for name in names]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def scaling() -> str:
+    results = read("scaling")
+    one, two = (results["images_per_second"][n] for n in ("1", "2"))
+    return (
+        f"training the demo's network, {one} images a second with one process of one thread and {two} with"
+        f" two: {results['speedup_of_two']} times (`python benchmarks/scaling.py`)."
+    )
+
+
+def soak() -> str:
+    results = read("soak")
+    same = results["losses_equal_the_quiet_run"] and results["weights_equal_the_quiet_run"]
+    return (
+        f"`python benchmarks/soak.py`: {results['steps_done']} steps with {results['kills_survived']} kills at"
+        f" random moments, corrupt pictures ({results['corrupt_images_listed']} listed) and a slow disk;"
+        f" {results['steps_taken_again']} steps since a checkpoint were taken again,"
+        f" {results['steps_lost_beyond_a_checkpoint']} were lost, and the losses and weights of the quiet run"
+        f" were {'met to the bit' if same else 'not met'}."
+    )
+
+
 SECTIONS = {
     "demo": lambda: comparison("demo"),
     "ablation": ablation,
     "speed": speed,
+    "posterior": posterior,
+    "communication": communication,
+    "scaling": scaling,
+    "soak": soak,
 }
 
 
 def fill(text: str) -> str:
     for name, section in SECTIONS.items():
+        if f"<!-- {name}: " not in text:
+            continue
         pattern = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)
         content = section()
         text = pattern.sub(lambda match, content=content: f"{match[1]}{content}\n{match[2]}", text)
@@ -68,9 +120,9 @@ def fill(text: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    old = readme.read_text()
-    new = fill(old)
-    if "--check" in sys.argv and new != old:
-        sys.exit("README.md does not show benchmarks/results; run python scripts/readme_tables.py")
-    readme.write_text(new)
+    for page in (ROOT / "README.md", ROOT / "docs/scale.md"):
+        old = page.read_text()
+        new = fill(old)
+        if "--check" in sys.argv and new != old:
+            sys.exit(f"{page.name} does not show benchmarks/results; run python scripts/readme_tables.py")
+        page.write_text(new)
