@@ -4,7 +4,7 @@ python benchmarks/communication.py      a second; writes results/communication.j
 
 Bytes that one process sends in one step of the paper's ImageNet setting (ResNet-50, 4096 unlabelled images of
 eight views, 6720 supports, 2048 dimensions), with rings: an all-reduce of n bytes sends 2 n (P - 1) / P, an
-all-gather of n bytes in total n (P - 1) / P. Shapes are those of the recipe; norms are counted in the network.
+all-gather of n bytes in total n (P - 1) / P. Shapes are the recipe's; norm layers are counted.
 """
 
 import torch

@@ -3,7 +3,8 @@
 python benchmarks/scaling.py            a few minutes; writes results/scaling.json
 
 Each process has one thread, so that two cores are two workers. Alternately one and two processes train
-the demo's network on generated images; a step's time is the median of all steps but the first few. On one machine with gloo this shows what the exchange costs, not what a cluster would gain.
+the demo's network on generated images; a step's time is the median of all steps but the first few. On
+one machine with gloo this shows what the exchange costs, not what a cluster would gain.
 """
 
 import itertools

@@ -90,8 +90,8 @@ def soak() -> str:
     results = read("soak")
     same = results["losses_equal_the_quiet_run"] and results["weights_equal_the_quiet_run"]
     return (
-        f"`python benchmarks/soak.py`: {results['steps_done']} steps with {results['kills_survived']} kills at"
-        f" random moments, corrupt pictures ({results['corrupt_images_listed']} listed) and a slow disk;"
+        f"`python benchmarks/soak.py`: {results['steps_done']} steps with {results['kills_survived']} kills"
+        f" at random moments, corrupt pictures ({results['corrupt_images_listed']} listed) and a slow disk;"
         f" {results['steps_taken_again']} steps since a checkpoint were taken again,"
         f" {results['steps_lost_beyond_a_checkpoint']} were lost, and the losses and weights of the quiet run"
         f" were {'met to the bit' if same else 'not met'}."

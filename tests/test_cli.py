@@ -148,9 +148,9 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["train", "--recipe", "demo", "--method.temperature", "inf"], "method.temperature must be positive"),
         (["train", "--recipe", "demo", "--method.reweight-power", "inf"], "method.reweight_power must be"),
         (["train", "--recipe", "demo", "--optim.start", "nan"], "optim.start must be at least 0, got nan"),
-        (["train", "--resume", "nowhere"], "no file at nowhere/config.json"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
         (["train", "--resume", "nowhere", "--train.steps", "3"], "takes no other option"),
-        (["evaluate", "nowhere"], "no file at nowhere/config.json"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["evaluate"], "required"),
         (["demo", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["demo", "--labels-per-class", "0"], "--labels-per-class must be at least 1, got 0"),
@@ -187,3 +187,39 @@ def test_the_module_runs_as_a_program():
         [sys.executable, "-m", "ropaws", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("ropaws ")
+
+
+def test_warm_up_keeps_its_share_of_another_number_of_steps(tmp_path):
+    """A recipe of 400 steps with 40 of warm-up, for 20 steps; and what is set by hand is kept."""
+    data = tiny.write_data(tmp_path / "data.npz")
+    base = ["train", "--recipe", "demo", "--data.source", str(data), "--data.labels-per-class", "2",
+            "--train.batch", "8", "--train.steps", "20"]  # fmt: skip
+    for name, more, warmup in (("a", [], 2), ("b", ["--optim.warmup", "7"], 7)):
+        main([*base, *more, "--out", str(tmp_path / name)])
+        assert json.loads((tmp_path / name / "config.json").read_text())["optim"]["warmup"] == warmup
+
+
+def test_a_budget_and_a_number_of_steps_exclude_each_other(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "train",
+                "--recipe",
+                "demo",
+                "--budget",
+                "5s",
+                "--train.steps",
+                "9",
+                "--out",
+                str(tmp_path / "x"),
+            ]
+        )
+    assert "--budget works out the number of steps" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_hold_a_run_is_found_before_anything_is_read(tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(SystemExit):
+            main(["train", "--recipe", "demo", "--out", str(out)])
+        assert "is a file; a run is a folder" in capsys.readouterr().err

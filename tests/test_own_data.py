@@ -241,8 +241,8 @@ def test_settings_fit_the_data_and_say_why(photos):
     assert config.train.steps >= 300
     assert config.support.images_per_class == 3
     assert config.data.labels_per_class is None
-    assert "typical picture's shorter side is 36 px" in choice.reasons[0]
-    assert "3 classes have 3 to 3 labels" in choice.reasons[2]
+    assert "typical picture's shorter side is 36 px" in choice.reasons["augment.size"]
+    assert "3 classes have 3 to 3 labels" in choice.reasons["support"]
 
 
 def test_budgets():
@@ -356,8 +356,12 @@ def test_pictures_are_sorted_into_folders_and_nothing_is_overwritten(trained, tm
     main([*command, "--copy-to", str(tmp_path / "sorted")])
     assert sorted(p.name for p in (tmp_path / "sorted").rglob("*.png")) == ["same (2).png", "same.png"]
     assert (tmp_path / "a" / "same.png").exists()
+    main([*command, "--copy-to", str(tmp_path / "sorted")])  # again: what is there is left as it is
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 2
     main([*command, "--move-to", str(tmp_path / "sorted")])
     assert len(list((tmp_path / "sorted").rglob("*.png"))) == 4
+    rows = rows_of(tmp_path / "l.csv")
+    assert all(Path(row["sorted_to"]).is_file() for row in rows)
     assert not (tmp_path / "a" / "same.png").exists()
     assert (tmp_path / "a" / "broken.png").exists()
     assert "broken.png" in json.loads((tmp_path / "l.csv.json").read_text())["unreadable"][0][0]
@@ -386,7 +390,7 @@ def test_predict_refuses_what_it_cannot_do(trained, tmp_path, capsys):
     assert "exclude each other" in fails(
         capsys, "predict", run, pile, "--out", tmp_path / "x.csv", "--copy-to", "a", "--move-to", "b"
     )
-    assert "no file at" in fails(capsys, "predict", tmp_path, pile, "--out", tmp_path / "x.csv")
+    assert "is not a run folder" in fails(capsys, "predict", tmp_path, pile, "--out", tmp_path / "x.csv")
     assert list(tmp_path.iterdir()) == []
 
 

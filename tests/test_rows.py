@@ -1,6 +1,7 @@
 """Arrays and Hugging Face datasets as sources, on the command line and from Python."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -171,3 +172,30 @@ def test_train_on_takes_paths(tmp_path):
     run = ropaws.train_on(tmp_path / "labeled", out=tmp_path / "run", budget="1s", backbone="small-8")
     assert json.loads((run / "config.json").read_text())["model"]["backbone"] == "small-8"
     assert not (run / "inputs").exists()
+
+
+def test_a_script_without_a_main_guard_trains_once(tmp_path):
+    """Worker processes must not run the script again."""
+    images, labels = arrays(90)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = tmp_path / "labeled" / NAMES[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i}.png")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import ropaws\n"
+        f"print('started')\n"
+        f"run = ropaws.train_on({str(tmp_path / 'labeled')!r}, out={str(tmp_path / 'run')!r}, budget=1)\n"
+        "print(len(ropaws.predict(run, "
+        f"{str(tmp_path / 'labeled')!r})))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["started", "90"]
+
+
+def test_a_single_pile_need_not_be_in_a_list(tmp_path):
+    images, labels = arrays()
+    run = ropaws.train_on((images, labels), arrays(20, seed=1)[0], out=tmp_path / "run", budget=0.5)
+    assert [path.name for path in sorted((run / "inputs").iterdir())] == ["labeled.npz", "unlabeled-0.npz"]
+    assert json.loads((run / "config.json").read_text())["augment"]["size"] == 28  # the least, for 12 px

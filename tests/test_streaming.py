@@ -284,6 +284,9 @@ def test_the_config_of_a_run_says_how_pictures_are_read(photos, tmp_path):
     settings = config(photos, memory_gb=0.5, cache=tmp_path / "cache", cache_gb=2.0)
     run = ropaws.train(replace(settings, train=replace(settings.train, steps=1)), tmp_path / "run")
     assert read_config(run / "config.json").data == settings.data
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match=r"data\.cache: .* cannot be a folder"):
+        replace(settings.data, cache=tmp_path / "file").decoding()
     for wrong, words in (({"memory_gb": -1.0}, "memory_gb"), ({"workers": 0}, "data.workers must be")):
         with pytest.raises(ValueError, match=words):
             replace(settings.data, **wrong)

@@ -104,7 +104,7 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
     with pytest.raises(ValueError, match="has no tensors by name"):
         read_weights(path)
     torch.save({"model": nn.Linear(2, 2)}, path)  # a pickled module could run code
-    with pytest.raises(ValueError, match="holds more than tensors"):
+    with pytest.raises(ValueError, match="damaged or holds more than tensors"):
         read_weights(path)
 
 
@@ -113,8 +113,10 @@ def test_a_weight_file_tells_its_backbone(tmp_path):
         torch.save(torchvision_weights(make()), tmp_path / "w.pth")
         assert recognise_backbone(tmp_path / "w.pth") == name
     torch.save({"x": torch.zeros(1)}, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match="name its --backbone"):
+    with pytest.raises(ValueError, match=r"name its --backbone\. For resnet50: it lacks conv1\.weight"):
         recognise_backbone(tmp_path / "w.pth")
+    with pytest.raises(ValueError, match="name a --backbone timm:NAME"):
+        recognise_backbone(Path("pretrained"))
 
 
 def test_training_starts_from_another_runs_network(tmp_path):

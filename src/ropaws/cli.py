@@ -21,7 +21,7 @@ from ropaws.data.named import DATASETS, is_there
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.data.uncurated import MIXES
 from ropaws.distributed import planned_place
-from ropaws.folder import EVALUATION
+from ropaws.folder import CONFIG, EVALUATION
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.models import ModelConfig
@@ -131,7 +131,7 @@ def _train(arguments: list[str]) -> None:
         if first is not None or chosen.recipe is not None:
             raise ValueError("--labeled chooses settings itself; leave --recipe and config.json out")
         choice = _fit_settings(chosen)
-        base, choices = choice.config, choice.reasons
+        base, choices = choice.config, choice.reasons_beside(arguments)
     elif (chosen.unlabeled or chosen.test) and not wants_help:
         raise ValueError("--unlabeled and --test go with --labeled, which is not given")
     else:
@@ -145,7 +145,9 @@ def _train(arguments: list[str]) -> None:
         raise ValueError(
             f"stray argument {str(command.config)!r}; a config.json comes first, before the options"
         )
-    config = command.run
+    config = _scaled_warmup(base, command.run, arguments)
+    if command.budget is not None and _given("--train.steps", arguments):
+        raise ValueError("--budget works out the number of steps; leave --train.steps out, or the budget")
     name = chosen.recipe or ("own" if chosen.labeled else "run")
     out = command.out or Path("runs") / f"{name}-{method_name(config.method)}-seed{config.train.seed}"
     budget = None if command.budget is None else parse_budget(command.budget)
@@ -154,7 +156,25 @@ def _train(arguments: list[str]) -> None:
         print(line, file=sys.stderr)
     run = train(config, out, budget=budget, choices=choices)
     if speaks:
-        print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
+        _say_trained(run, config)
+
+
+def _given(option: str, arguments: Sequence[str]) -> bool:
+    return any(a == option or a.startswith(f"{option}=") for a in arguments)
+
+
+def _scaled_warmup(base: RunConfig, config: RunConfig, arguments: Sequence[str]) -> RunConfig:
+    """With another number of steps, warm-up keeps its share of them unless it is set too."""
+    if config.train.steps == base.train.steps or _given("--optim.warmup", arguments):
+        return config
+    warmup = round(base.optim.warmup * config.train.steps / base.train.steps)
+    return replace(config, optim=replace(config.optim, warmup=warmup))
+
+
+def _say_trained(run: Path, config: RunConfig) -> None:
+    has_tests = config.data.labeled is None or config.data.test is not None
+    hint = f"Test it with `ropaws evaluate {run}`" if has_tests else f"Use it with `ropaws predict {run} ...`"
+    print(f"Trained: {run}. {hint}.")
 
 
 def _chosen_model(model: ModelConfig, chosen: argparse.Namespace) -> ModelConfig:
@@ -182,7 +202,7 @@ def _resume(run: Path, arguments: list[str]) -> None:
         raise ValueError("--resume goes on with the settings of the run and takes no other option")
     resume(run)
     if planned_place().rank == 0:
-        print(f"Trained: {run}. Test it with `ropaws evaluate {run}`.")
+        _say_trained(run, read_config(run / CONFIG))
 
 
 def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> RunConfig:
@@ -247,6 +267,8 @@ def _finetune(arguments: list[str]) -> None:
 def _check(arguments: list[str]) -> None:
     check_flags(arguments, Check)
     command = parse(Check, "check", arguments)
+    if command.json is not None and not command.json.parent.is_dir():
+        raise FileNotFoundError(f"--json: no folder {command.json.parent}; make it first")
     watch = watch_files(Console(stderr=True))
     findings = check_data(command.labeled, command.unlabeled, command.test, watch=watch)
     table = Table(title=f"Pictures; the typical shorter side is {findings.typical_side:.0f} px")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +43,21 @@ def digest_images(images: Images) -> str:
     state = hashlib.blake2b(str(tuple(images.shape)).encode(), digest_size=16)
     state.update(images.contiguous().numpy().data)
     return state.hexdigest()
+
+
+def check_target(run: Path) -> None:
+    """Can a new run be written there? Asked before hours of reading and training."""
+    if (run / CONFIG).exists():
+        raise FileExistsError(
+            f"{run} holds a run already; choose another --out, or go on with `ropaws train --resume {run}`"
+        )
+    place = run
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise NotADirectoryError(f"--out: {place} is a file; a run is a folder, choose another name")
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"--out: {place} cannot be written to; choose another place")
 
 
 def write_facts(run: Path, facts: DataFacts) -> None:

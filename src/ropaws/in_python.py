@@ -18,11 +18,11 @@ Source = Path | str | tuple[ArrayLike, ArrayLike] | ArrayLike | Any
 
 def train_on(
     labeled: Source,
-    unlabeled: Sequence[Source] = (),
+    unlabeled: Source | Sequence[Source] = (),
     *,
     out: Path | str,
     test: Source | None = None,
-    budget: str | None = None,
+    budget: str | float | None = None,
     backbone: str | None = None,
     init: Path | str | None = None,
     device: str = "auto",
@@ -31,26 +31,30 @@ def train_on(
     """`ropaws train --labeled ...` in Python; the run folder.
 
     labeled, test: a path, a pair of images (n, h, w[, 3]) of uint8 and labels (numbers, -1 for none, or
-    names), or a Hugging Face dataset. unlabeled: any number of paths, arrays of images, or datasets.
+    names), or a Hugging Face dataset. unlabeled: a path, an array of images or a dataset, or several.
+    budget: '20m', or seconds.
     What is not on disk yet is written to OUT/inputs, so that the run can be resumed and repeated.
     """
     out = Path(out)
     if (out / "config.json").exists():
         raise FileExistsError(f"{out} holds a run already; choose another out")
     inputs = out / "inputs"
+    alone = isinstance(unlabeled, Path | str | np.ndarray) or hasattr(unlabeled, "save_to_disk")
+    piles: list[Any] = [unlabeled] if alone else list(unlabeled)  # type: ignore[arg-type]
     choice = fit_settings(
         _on_disk(labeled, inputs / "labeled"),
-        tuple(_on_disk(source, inputs / f"unlabeled-{i}") for i, source in enumerate(unlabeled)),
+        tuple(_on_disk(source, inputs / f"unlabeled-{i}") for i, source in enumerate(piles)),
         None if test is None else _on_disk(test, inputs / "test"),
         device=device,
         backbone=backbone,
         init=None if init is None else Path(init),
     )
     console = console or Console(stderr=True)
-    for line in choice.reasons:
+    reasons = choice.reasons_beside(() if budget is None else ("--budget",))
+    for line in reasons:
         console.print(line, highlight=False)
-    seconds = None if budget is None else parse_budget(budget)
-    return train(choice.config, out, budget=seconds, choices=choice.reasons, console=console)
+    seconds = parse_budget(budget) if isinstance(budget, str) else budget
+    return train(choice.config, out, budget=seconds, choices=reasons, console=console)
 
 
 def _on_disk(source: Source, place: Path) -> Path:

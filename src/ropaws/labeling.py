@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.data import image_ops
+from ropaws.data.listing import list_unlabeled
 from ropaws.data.pictures import Picture, UnreadableError, read_square, read_squares, square_of
 from ropaws.data.stacks import stack_squares
 from ropaws.folder import LabeledEmbeddings, load_support
@@ -168,17 +169,19 @@ def _square(image: Path | str | Image.Image | NDArray[np.uint8], size: int) -> N
 
 def predict(
     run: Path | str,
-    images: Iterable[Path | str | Image.Image | NDArray[np.uint8]],
+    images: Path | str | Iterable[Path | str | Image.Image | NDArray[np.uint8]],
     *,
     threshold: float | None = None,
     propagate: bool = False,
     device: str | None = None,
 ) -> list[Prediction]:
-    """Labels for pictures: paths, Pillow images, or arrays (h, w[, 3]) of uint8.
+    """Labels for pictures: a folder, or any number of paths, Pillow images, arrays (h, w[, 3]) of uint8.
 
     A path that cannot be read raises ValueError; `ropaws predict` lists such files and goes on.
     """
     predictor = load_predictor(run, threshold=threshold, propagate=propagate, device=device)
+    if isinstance(images, Path | str):  # one picture, or all of a folder
+        images = [path for path in list_unlabeled(Path(images)).pictures if isinstance(path, Path)]
     size = predictor.picture_size
     squares, names = [], []
     for image in images:

@@ -1,8 +1,10 @@
 """Predictions on disk: tables, and pictures sorted into folders."""
 
 import csv
+import filecmp
 import itertools
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -53,7 +55,7 @@ def label_files(
         raise ValueError(f"--copy-to and --move-to sort files; {rows_of_files[0]} is not a file of its own")
     counts: Counter[str] = Counter()
     unreadable: list[Unreadable] = []
-    moves: list[Prediction] = []
+    sorter = None if settings.sort_into is None else Sorter(settings.sort_into, move=settings.move)
 
     def rows() -> Iterator[dict[str, Any]]:
         watched = watch_files(console)(predict_files(predictor, pictures), "Labelling", len(pictures))
@@ -62,17 +64,15 @@ def label_files(
                 unreadable.append(prediction)
                 continue
             counts[OUT_OF_CLASS if prediction.out_of_class else prediction.label] += 1
-            if settings.sort_into is not None:
-                moves.append(prediction._replace(probabilities=()))
-            yield columns(prediction, predictor.class_names, settings.top)
+            row = columns(prediction, predictor.class_names, settings.top)
+            yield row if sorter is None else row | {"sorted_to": str(sorter.plan(prediction))}
 
     write_labels(settings.out, rows())
     summary = Summary(dict(sorted(counts.items())), unreadable)
     write_json(settings.out.with_name(settings.out.name + ".json"), _facts(predictor, summary))
     # Sorted last: the table is safe before a file is touched.
-    for prediction in moves:
-        assert settings.sort_into is not None
-        sort_file(prediction, settings.sort_into, move=settings.move)
+    if sorter is not None:
+        sorter.carry_out()
     return summary
 
 
@@ -83,7 +83,7 @@ def _facts(predictor: Predictor, summary: Summary) -> dict[str, Any]:
         "prior_temperature": predictor.prior_temperature,
         "propagate": predictor.propagate,
         "pictures": summary.counts,
-        "unreadable": [[repr(path), reason] for path, reason in summary.unreadable],
+        "unreadable": [[path, reason] for path, reason in summary.unreadable],
     }
 
 
@@ -126,6 +126,8 @@ def check_target(path: Path) -> None:
         raise ValueError(f"--out must end in .csv, .jsonl or .parquet, got {path.name}")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"--out: no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(f"--out: {path.parent} cannot be written to; choose another place")
 
 
 def _write_csv(path: Path, rows: Iterable[dict[str, Any]]) -> int:
@@ -182,21 +184,39 @@ def _as_text(value: Any) -> Any:
     )
 
 
-def sort_file(prediction: Prediction, target: Path, *, move: bool) -> Path:
-    """Put a picture into the folder of its class, or of none; a name that is taken gets a number."""
-    folder = target / (OUT_OF_CLASS if prediction.out_of_class else folder_name(prediction.label))
-    folder.mkdir(parents=True, exist_ok=True)
-    source = Path(prediction.path)
-    place = folder / source.name
-    number = 1
-    while place.exists():
-        number += 1
-        place = folder / f"{source.stem} ({number}){source.suffix}"
-    if move:
-        shutil.move(source, place)
-    else:
-        shutil.copy2(source, place)
-    return place
+class Sorter:
+    """Puts pictures into the folder of their class, or of none. A name that is taken gets a number."""
+
+    def __init__(self, target: Path, *, move: bool) -> None:
+        self._target = target
+        self._move = move
+        self._plans: dict[Path, Path] = {}  # place: picture
+
+    def plan(self, prediction: Prediction) -> Path:
+        """Where the picture will go; nothing is touched yet."""
+        folder = OUT_OF_CLASS if prediction.out_of_class else folder_name(prediction.label)
+        source = Path(prediction.path)
+        place = self._target / folder / source.name
+        number = 1
+        while self._is_taken(place, source):
+            number += 1
+            place = place.with_name(f"{source.stem} ({number}){source.suffix}")
+        self._plans[place] = source
+        return place
+
+    def _is_taken(self, place: Path, source: Path) -> bool:
+        """By another picture: a copy of this one from an earlier call is left as it is."""
+        if place in self._plans:
+            return True
+        return place.exists() and (self._move or not filecmp.cmp(place, source, shallow=False))
+
+    def carry_out(self) -> None:
+        for place, source in self._plans.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if self._move:
+                shutil.move(source, place)
+            elif not place.exists():
+                shutil.copy2(source, place)
 
 
 def folder_name(label: str) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +25,19 @@ SUPPORT_ROWS = 80  # labelled views a step to aim for
 
 @dataclass(frozen=True)
 class Choice:
-    """A config, and a line a decision."""
+    """A config, and a line a decision, by the setting that it is about."""
 
     config: RunConfig
-    reasons: tuple[str, ...]
+    reasons: dict[str, str]
+
+    def reasons_beside(self, arguments: Sequence[str]) -> tuple[str, ...]:
+        """The reasons that still hold where a person has set something else on the command line."""
+        also = {"train.steps": ("--budget", "--train.batch"), "support": ("--data.split", "--data.label")}
+        return tuple(
+            reason
+            for setting, reason in self.reasons.items()
+            if not any(a.startswith((f"--{setting}", *also.get(setting, ()))) for a in arguments)
+        )
 
 
 def fit_settings(
@@ -65,17 +75,18 @@ def fit_settings(
         optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=steps // 10),
         train=TrainConfig(steps=steps, batch=batch, device=device, checkpoint_every=max(20, steps // 20)),
     )
-    reasons: tuple[str, ...] = (
-        why_size,
-        why_backbone,
-        why_support,
-        f"{steps} steps of {batch}: {EPOCHS} times through {pool:,} pictures, but 300 to 20,000 steps",
-    )
+    reasons = {
+        "augment.size": why_size,
+        "model.backbone": why_backbone,
+        "support": why_support,
+        "train.steps": f"{steps} steps of {batch}: {EPOCHS} times through {pool:,} pictures,"
+        " but 300 to 20,000 steps",
+    }
     gigabytes = pool * 3 * config.data.picture_size**2 / 2**30
     if gigabytes > config.data.memory_gb:
-        reasons += (
+        reasons["data.memory"] = (
             f"pictures are read while training: decoded, they are {gigabytes:.1f} GB, more than"
-            f" --data.memory-gb {config.data.memory_gb:g}; --data.cache DIR keeps them decoded",
+            f" --data.memory-gb {config.data.memory_gb:g}; --data.cache DIR keeps them decoded"
         )
     return Choice(config, reasons)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ropaws.config import RunConfig, differences, method_name, read_config, to_json, with_steps
+from ropaws.config import RunConfig, differences, method_name, to_json, with_steps
 from ropaws.data.corpus import Corpus, measure_normalization
 from ropaws.data.files import check_unreadable
 from ropaws.data.loaders import BatchStream, TrainingData
@@ -39,15 +39,16 @@ from ropaws.folder import (
     UNREADABLE,
     DataFacts,
     check_same_data,
+    check_target,
     digest_images,
     read_facts,
     save_support,
     write_facts,
     write_unreadable,
 )
-from ropaws.models import Encoder, build_encoder, load_init
+from ropaws.models import Encoder, build_encoder, check_model, load_init
 from ropaws.models.synced_norm import synchronise_norms
-from ropaws.trained import Trained, collapsed
+from ropaws.trained import Trained, collapsed, read_run_config
 from ropaws.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -120,11 +121,13 @@ def train(
     Raises TrainingStopped, with all saved, when asked to stop by Ctrl-C or SIGTERM.
     """
     run = Path(out)
-    if (run / CONFIG).exists():
-        raise FileExistsError(
-            f"{run} holds a run already; choose another --out, or go on with `ropaws train --resume {run}`"
-        )
+    check_target(run)
     check_trackers(config.train.log)
+    check_model(config.model)
+    if config.data.split is not None and not config.data.split.is_file():
+        raise FileNotFoundError(
+            f"data.split: no file at {config.data.split}; every run has one: RUN/split.txt"
+        )
     device = choose_device(config.train.device, planned_place().local_rank)
     with joined(device) as at:
         console = _console(console, at)
@@ -139,10 +142,12 @@ def train(
         if config.model.init is not None:
             left = load_init(parts.model, config.model, channels=corpus.channels)
             choices = (*choices, _describe_init(config.model.init, left))
+            console.print(choices[-1], highlight=False)
         if budget is not None:
             steps = max(1, int(budget / _seconds_per_step(config, parts)))
             config = with_steps(config, steps)
-            choices = (*choices, f"{steps} steps: what fits into {budget:.0f} s")
+            choices = (*choices, f"{steps} steps of {config.train.batch}: what fits into {budget:.0f} s")
+            console.print(choices[-1], highlight=False)
         if at.rank == 0:
             _start_folder(run, config, parts, choices, at)
         if corpus.unreadable:
@@ -155,7 +160,7 @@ def train(
 def resume(run: Path | str, *, console: Console | None = None) -> Path:
     """Go on with a run that was interrupted. Weights and losses are those of an uninterrupted one."""
     run = Path(run)
-    config = read_config(run / CONFIG)
+    config = read_run_config(run)
     facts = read_facts(run)
     device = choose_device(config.train.device, planned_place().local_rank)
     with joined(device) as at:
@@ -336,16 +341,18 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
                 wait_for_all()  # no process ends before the checkpoint is whole
                 raise TrainingStopped(run, taken.step)
     if writes:
-        _finish(run, config, parts, console)
+        _finish(run, config, parts, console, len(stream.unreadable) - len(parts.corpus.unreadable))
     wait_for_all()
 
 
-def _finish(run: Path, config: RunConfig, parts: Parts, console: Console) -> None:
+def _finish(run: Path, config: RunConfig, parts: Parts, console: Console, replaced: int) -> None:
     """The model, and the labelled images as it sees them."""
     save_model(run, parts.model)
     trained = Trained(config, parts.facts, parts.model.eval())
     support = trained.embed(parts.corpus.train_images, parts.facts.split.indices)
     save_support(run, support, parts.facts.split)
+    if replaced:
+        console.print(f"{replaced} unreadable pictures were replaced by others, listed in {run / UNREADABLE}")
     if collapsed(support):
         console.print(COLLAPSE_WARNING, highlight=False)
 

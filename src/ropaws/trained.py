@@ -33,10 +33,16 @@ class Trained:
         return embed(self.model, images, indices, size=size, normalize=self.facts.normalize)
 
 
+def read_run_config(run: Path) -> RunConfig:
+    if not (run / CONFIG).is_file():
+        raise FileNotFoundError(f"{run} is not a run folder: it has no {CONFIG}; `ropaws train` makes one")
+    return read_config(run / CONFIG)
+
+
 def load_run(run: Path | str, *, device: str | None = None) -> Trained:
     """Network and data facts of a run folder; on the device it was trained for, or another."""
     run = Path(run)
-    config = read_config(run / CONFIG)
+    config = read_run_config(run)
     facts = read_facts(run)
     place = choose_device(device or config.train.device)
     half = half_type(choose_precision(config.train.precision, place))
@@ -51,7 +57,7 @@ def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
     All figures are fractions. The support is all labelled images, a central crop each.
     """
     run = Path(run)
-    corpus = load_corpus(read_config(run / CONFIG).data, watch=watch_files(Console(stderr=True)))
+    corpus = load_corpus(read_run_config(run).data, watch=watch_files(Console(stderr=True)))
     if len(corpus.test_images) == 0:
         raise ValueError(f"the data of {run} has no test images; evaluation needs some with labels")
     trained = load_run(run, device=device)

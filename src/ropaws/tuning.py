@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ropaws.config import read_config
 from ropaws.data.sources import load_corpus
 from ropaws.evaluation.calibration import expected_calibration_error
 from ropaws.evaluation.fine_tune import (
@@ -21,8 +20,8 @@ from ropaws.evaluation.fine_tune import (
     hold_out,
     plain_view,
 )
-from ropaws.folder import CONFIG, check_same_data
-from ropaws.trained import Trained, load_run
+from ropaws.folder import check_same_data
+from ropaws.trained import Trained, load_run, read_run_config
 from ropaws.training.checkpoint import write_atomically, write_json
 from ropaws.training.progress import watch_files
 
@@ -48,7 +47,7 @@ def finetune(
     """
     run = Path(run)
     console = console or Console(stderr=True)
-    corpus = load_corpus(read_config(run / CONFIG).data, watch=watch_files(console))
+    corpus = load_corpus(read_run_config(run).data, watch=watch_files(console))
     trained = load_run(run, device=device)
     check_same_data(run, trained.facts, corpus)
     split = trained.facts.split

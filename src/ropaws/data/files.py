@@ -126,7 +126,10 @@ def check_unreadable(unreadable: dict[str, str], seen: int) -> None:
     """A few bad files are life; many mean that something else is wrong."""
     if len(unreadable) > MOST_UNREADABLE * seen:
         first = "; ".join(f"{name} ({reason})" for name, reason in list(unreadable.items())[:3])
-        raise ValueError(f"{len(unreadable)} of {seen} pictures cannot be read, first: {first}")
+        raise ValueError(
+            f"{len(unreadable)} of {seen} pictures cannot be read, first: {first}. More than a tenth is too"
+            " many to go on; mend or remove them (`ropaws check` lists all)"
+        )
 
 
 def _check_classes(names: Sequence[str], left: set[str | None], decoded: Decoded) -> None:

@@ -18,10 +18,11 @@ from ropaws.data.files import check_unreadable
 from ropaws.data.randomness import SUPPORT_VIEWS, VIEWS, generator
 from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
 from ropaws.data.stacks import PictureStack
+from ropaws.data.workers import starting_workers
 from ropaws.distributed import Place, place, share
 
 AHEAD = 2  # steps that a worker reads ahead
-FEW = 1000  # pictures seen before a share of unreadable ones means anything
+FEW = 100  # pictures seen before a share of unreadable ones means anything
 
 T = TypeVar("T")
 
@@ -131,10 +132,12 @@ class BatchStream:
             multiprocessing_context="spawn",  # a forked child of a process with threads may hang
             pin_memory=self.device.type == "cuda",
         )
-        for step, (unlabeled, labeled, failures) in zip(range(start, stop), loader, strict=True):
+        with starting_workers():
+            fetched = iter(loader)
+        for step, (unlabeled, labeled, failures) in zip(range(start, stop), fetched, strict=True):
             self.unreadable.update(failures)
             seen = min(len(images), (step - start + 1) * self.batch)
-            check_unreadable(self.unreadable, max(FEW, seen))
+            check_unreadable(self.unreadable, max(seen, min(FEW, len(images))))
             unlabeled, labeled = (t.to(self.device, non_blocking=True) for t in (unlabeled, labeled))
             yield step, Pixels(unlabeled, labeled, failures)
 

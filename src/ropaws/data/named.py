@@ -145,7 +145,10 @@ def read_dataset(name: str, root: Path, *, download: bool, watch: Watch) -> Corp
             raise FileNotFoundError(f"no {name} below {root}: {dataset.by_hand}; {dataset.page}")
         files = ", ".join(remote.name for remote in dataset.files)
         place = root / dataset.folder
-        remedy = f"put {files} from {dataset.page} into {place}, or name another folder with --data.root"
+        remedy = (
+            f"put {files} from {dataset.page} into {place}, or name another folder with --data.root"
+            " (--root of `ropaws datasets`)"
+        )
         archives_there = all((place / remote.name).is_file() for remote in dataset.files)
         if not download and not archives_there:
             raise FileNotFoundError(f"no {name} below {root}: {remedy}, or allow --data.download")

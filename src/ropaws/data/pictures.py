@@ -17,6 +17,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from ropaws.data.cache import SquareCache
 from ropaws.data.rows import ArrayRow, DatasetRow
+from ropaws.data.workers import starting_workers
 
 Picture = Path | ArrayRow | DatasetRow
 
@@ -128,7 +129,8 @@ def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int |
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         pending: deque[Future[list[R]]] = deque()
         for chunk in chunks:
-            pending.append(pool.submit(_apply, function, chunk))
+            with starting_workers():  # the pool starts one with a task when it has too few
+                pending.append(pool.submit(_apply, function, chunk))
             if len(pending) > 4 * workers:
                 yield from pending.popleft().result()
         while pending:

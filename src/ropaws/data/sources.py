@@ -1,5 +1,6 @@
 """Where images come from: a person's own pictures, named datasets, mixes of them, .npz files."""
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,17 @@ class DataConfig:
             raise ValueError("data.unlabeled and data.test go with data.labeled, which is not given")
 
     def decoding(self) -> Decoding:
-        cache = None if self.cache is None else SquareCache(self.cache, int(self.cache_gb * 2**30))
+        cache = None
+        if self.cache is not None:
+            try:
+                self.cache.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(
+                    f"data.cache: {self.cache} cannot be a folder ({error.strerror}); name another"
+                ) from None
+            if not os.access(self.cache, os.W_OK):
+                raise ValueError(f"data.cache: {self.cache} cannot be written to; name another folder")
+            cache = SquareCache(self.cache, int(self.cache_gb * 2**30))
         return Decoding(self.picture_size, self.memory_gb * 2**30, cache, self.workers)
 
 

@@ -111,8 +111,11 @@ def _positions(entries: Sequence[str], names: Sequence[str], path: Path) -> list
         if len(candidates) > 1:
             candidates = [i for i in candidates if names[i].endswith(f"/{entry}")]
         if len(candidates) != 1:
-            how_many = "no training picture" if not candidates else f"{len(candidates)} training pictures"
-            raise ValueError(f"data.split: {how_many} fits {entry!r} of {path}")
+            if candidates:
+                what = f"{len(candidates)} training pictures have this name; give more of the path"
+            else:
+                what = "no training picture has this name"
+            raise ValueError(f"data.split: {entry!r} of {path}: {what}")
         found += candidates
     return found
 

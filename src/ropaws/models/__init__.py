@@ -17,7 +17,15 @@ from ropaws.models.weights import fit_weights, init_backbone, read_weights
 from ropaws.models.wide_resnet import WideResNet
 from ropaws.naming import nearest
 
-__all__ = ["BACKBONES", "Encoder", "ModelConfig", "build_encoder", "load_init", "recognise_backbone"]
+__all__ = [
+    "BACKBONES",
+    "Encoder",
+    "ModelConfig",
+    "build_encoder",
+    "check_model",
+    "load_init",
+    "recognise_backbone",
+]
 
 PRETRAINED = Path("pretrained")
 
@@ -101,15 +109,29 @@ def load_init(encoder: Encoder, config: ModelConfig, *, channels: int) -> list[s
     return init_backbone(target, config.init, config.backbone)
 
 
+def check_model(config: ModelConfig) -> None:
+    """Is timm there, and the weight file a weight file? Asked before the data is read."""
+    backbone_builder(config.backbone)
+    if config.init is not None and config.init != PRETRAINED:
+        read_weights(config.init)
+
+
 def recognise_backbone(path: Path) -> str:
     """Which of our backbones a weight file fits."""
+    if path == PRETRAINED:
+        raise ValueError("--init pretrained takes the weights that timm has; name a --backbone timm:NAME")
     weights = read_weights(path)
+    reasons = {}
     for name in ("resnet50", "resnet18", "wrn-28-2", "small"):
         try:
             with torch.device("meta"):  # names and shapes are enough
                 backbone = BACKBONES[name](3)
             fit_weights(backbone, weights)
-        except ValueError:
+        except ValueError as error:
+            reasons[name] = str(error)
             continue
         return name
-    raise ValueError(f"--init: {path} fits none of resnet50, resnet18, wrn-28-2, small; name its --backbone")
+    raise ValueError(
+        f"--init: {path} fits none of {', '.join(reasons)}; name its --backbone."
+        f" For resnet50: {reasons['resnet50']}"
+    )

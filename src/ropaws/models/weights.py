@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -32,13 +31,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"model.init: {path} is not a readable weight file ({first})") from None
-    except Exception as error:  # UnpicklingError and whatever else a damaged pickle raises
+    except Exception:  # torch and safetensors raise nearly anything, with advice that does not fit here
         raise ValueError(
-            f"model.init: {path} holds more than tensors, or is damaged; save its state dict alone"
-            f" ({str(error).splitlines()[0]})"
+            f"model.init: {path} is damaged or holds more than tensors; a weight file is a .safetensors, or"
+            " torch.save of a state_dict (nothing else in it would be executed)"
         ) from None
     while isinstance(content, dict) and (inner := next((k for k in WRAPPERS if k in content), None)):
         content = content[inner]
