@@ -449,3 +449,66 @@ def test_every_equation_is_tagged_once_and_in_order():
 def test_wrong_shapes_and_ranges_are_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def some_votes(seed=0, u=12, s=9, c=3):
+    random = torch.Generator().manual_seed(seed)
+    queries, support = (
+        torch.nn.functional.normalize(torch.randn(n, 5, generator=random, dtype=torch.float64), dim=1)
+        for n in (u, s)
+    )
+    labels = torch.nn.functional.one_hot(torch.arange(s) % c, c).double()
+    weights = eq.neighbor_weights(queries, support, temperature=0.3, label_ratio=2.0)
+    return queries, support, labels, weights
+
+
+def test_the_iteration_stops_within_its_stated_error_of_the_closed_form():
+    *_, labels, (to_support, to_unlabeled) = some_votes()
+    exact = eq.propagate(to_support, to_unlabeled, labels)
+    rho = float(to_unlabeled.sum(dim=1).max())
+    errors = []
+    for tolerance in (1e-2, 1e-4, 1e-8):
+        found, movement = eq.propagate_until(to_support, to_unlabeled, labels, tolerance=tolerance)
+        assert float(movement) <= tolerance
+        errors.append(float((found - exact).abs().max()))
+        assert errors[-1] <= float(movement) * rho / (1 - rho) + 1e-12
+    assert errors[0] > errors[1] > errors[2]
+    short, movement = eq.propagate_until(to_support, to_unlabeled, labels, tolerance=1e-12, most=2)
+    close(
+        short, eq.propagate(to_support, to_unlabeled, labels, iterations=3)
+    )  # it starts at S p, the first step
+    assert float(movement) > 1e-12
+    with pytest.raises(ValueError, match="tolerance must be a positive"):
+        eq.propagate_until(to_support, to_unlabeled, labels, tolerance=0.0)
+
+
+@pytest.mark.parametrize("self_vote", [False, True])
+def test_votes_of_some_rows_are_rows_of_all_votes(self_vote):
+    queries, support, *_ = some_votes()
+    settings = {"temperature": 0.3, "label_ratio": 2.0, "self_vote": self_vote}
+    whole = eq.neighbor_weights(queries, support, **settings)
+    for rows in (slice(0, 5), slice(5, 12), slice(3, 4)):
+        part = eq.neighbor_weights(queries, support, rows=rows, **settings)
+        for mine, all_of_them in zip(part, whole, strict=True):
+            close(mine, all_of_them[rows])
+
+
+def test_a_batch_in_parts_has_the_mean_prediction_of_the_whole():
+    random = torch.Generator().manual_seed(0)
+    anchors = torch.rand(4, 10, 3, generator=random, dtype=torch.float64).softmax(dim=2)
+    targets = torch.rand(2, 10, 3, generator=random, dtype=torch.float64).softmax(dim=2)
+    in_domain = torch.rand(2, 10, generator=random, dtype=torch.float64)
+    for power, entropy in ((0.0, False), (1.5, True)):
+        weights = eq.sample_weights(in_domain, power=power) if entropy else None
+        parts = [
+            eq.prediction_sum(anchors[:, rows], None if weights is None else weights[rows])
+            for rows in (slice(0, 3), slice(3, 10))
+        ]
+        mean = sum(total for total, _ in parts) / sum(weight for _, weight in parts)
+        whole = eq.ropaws_loss(anchors, targets, in_domain, reweight_power=power, reweight_entropy=entropy)
+        given = eq.ropaws_loss(
+            anchors, targets, in_domain, reweight_power=power, reweight_entropy=entropy, mean=mean
+        )
+        close(given.total, whole.total)
+    mean = torch.stack([total for total, _ in [eq.prediction_sum(anchors)]])[0] / 40
+    close(eq.paws_loss(anchors, targets, mean=mean).total, eq.paws_loss(anchors, targets).total)

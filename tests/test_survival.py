@@ -273,7 +273,7 @@ def test_the_first_process_alone_writes(data, tmp_path, monkeypatch):
     """A process of a higher rank goes through all of it and leaves nothing behind."""
     from contextlib import contextmanager
 
-    from ropaws.distributed import Place
+    from ropaws.launch import Place
 
     @contextmanager
     def second(_device):

@@ -20,10 +20,10 @@ from ropaws.data.listing import list_unlabeled, merge
 from ropaws.data.named import DATASETS, is_there
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.data.uncurated import MIXES
-from ropaws.distributed import planned_place
 from ropaws.folder import CONFIG, EVALUATION
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
+from ropaws.launch import planned_place
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
 from ropaws.options import Check, Datasets, Evaluate, Finetune, Predict, Recipes, Train, check_flags, parse

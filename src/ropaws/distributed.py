@@ -5,55 +5,32 @@ that cannot join the others is an error, never a training of its own.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ropaws.launch import Place, planned_place
+
 MINUTES = 30  # that a process waits for the others before it gives up
 BUCKET = 1 << 25  # bytes of gradients that are sent at once
-
-
-class Place(NamedTuple):
-    """Which of how many processes this one is, and its number on its machine."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
 
 
 def place() -> Place:
     """Where this process stands among those that have joined."""
     if not (dist.is_available() and dist.is_initialized()):
         return Place()
-    return Place(dist.get_rank(), dist.get_world_size(), planned(os.environ).local_rank)
-
-
-def planned_place() -> Place:
-    """Where this process will stand."""
-    return planned(os.environ)
-
-
-def planned(environment: Mapping[str, str]) -> Place:
-    """What the launcher says: torchrun's variables, or SLURM's where a job step has several tasks."""
-    if "WORLD_SIZE" in environment and "RANK" in environment:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    elif int(environment.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in environment:
-        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-    else:
-        return Place()
-    rank, size, local = (int(environment.get(name, 0)) for name in names)
-    return Place(rank, size, local)
+    return Place(dist.get_rank(), dist.get_world_size(), planned_place().local_rank)
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[Place]:
     """Join the other processes that the launcher has started, if any; nccl on CUDA, else gloo."""
-    plan = planned(os.environ)
+    plan = planned_place()
     if plan.size == 1 or dist.is_initialized():
         yield place()
         return

@@ -233,7 +233,7 @@ def _semi_inat(source: str, pool: int, *, epochs: int, init: Path | None = None)
         config,
         model=replace(config.model, init=init),
         data=DataConfig(source=source, labels_per_class=None, picture_size=PICTURE),
-        support=SupportConfig(classes=768, images_per_class=5, views=1),
+        support=SupportConfig(classes=768, images_per_class=5, views=1, unique_classes_per_process=True),
     )
 
 
@@ -242,7 +242,7 @@ def _imagenet(*, label_fraction: float) -> RunConfig:
     return replace(
         _large_scale(1_281_167, epochs=300, power=1.0),
         data=DataConfig(source="imagenet", label_fraction=label_fraction, picture_size=PICTURE),
-        support=SupportConfig(classes=960, images_per_class=7, views=1),
+        support=SupportConfig(classes=960, images_per_class=7, views=1, unique_classes_per_process=True),
     )
 
 

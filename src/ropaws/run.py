@@ -22,16 +22,7 @@ from ropaws.data.samplers import support_indices, support_share, unlabeled_indic
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.data.splits import Labeled, choose_split
 from ropaws.data.stacks import PictureStack
-from ropaws.distributed import (
-    Place,
-    any_process,
-    gather_constants,
-    joined,
-    place,
-    planned_place,
-    same_everywhere,
-    wait_for_all,
-)
+from ropaws.distributed import any_process, gather_constants, joined, place, same_everywhere, wait_for_all
 from ropaws.folder import (
     CONFIG,
     ENVIRONMENT,
@@ -46,6 +37,7 @@ from ropaws.folder import (
     write_facts,
     write_unreadable,
 )
+from ropaws.launch import Place, planned_place
 from ropaws.models import Encoder, build_encoder, check_model, load_init
 from ropaws.models.synced_norm import synchronise_norms
 from ropaws.trained import Trained, collapsed, read_run_config

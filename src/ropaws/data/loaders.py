@@ -19,7 +19,8 @@ from ropaws.data.randomness import SUPPORT_VIEWS, VIEWS, generator
 from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
 from ropaws.data.stacks import PictureStack
 from ropaws.data.workers import starting_workers
-from ropaws.distributed import Place, place, share
+from ropaws.distributed import place, share
+from ropaws.launch import Place
 
 AHEAD = 2  # steps that a worker reads ahead
 FEW = 100  # pictures seen before a share of unreadable ones means anything

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ropaws.data.randomness import POOL_ORDER, SUPPORT, generator
-from ropaws.distributed import Place, share
+from ropaws.distributed import share
+from ropaws.launch import Place
 
 
 @dataclass(frozen=True, kw_only=True)
