@@ -146,7 +146,7 @@ def main() -> None:
         results = attack(slow, folder / "config.json", hard, options.steps, options.kills)
         one, other = (load_file(run / "model.safetensors") for run in (quiet, hard))
         losses = [[row["loss"] for row in metrics(run)] for run in (quiet, hard)]
-        listed = (hard / "unreadable.txt").read_text().count("corrupt-")
+        listed = len((hard / "unreadable.txt").read_text().splitlines())
     write_results(
         "soak",
         {

@@ -79,6 +79,23 @@ def gather_constants(rows: Tensor) -> Tensor:
     return rows.detach() if place().size == 1 else _gather(rows.detach())[0]
 
 
+def stack_constants(value: Tensor) -> Tensor:
+    """The same-shaped tensor of every process.   (...)  ->  (processes, ...)"""
+    if place().size == 1:
+        return value.detach()[None]
+    parts = [torch.empty_like(value) for _ in range(place().size)]
+    dist.all_gather(parts, value.detach().contiguous())
+    return torch.stack(parts)
+
+
+def sum_constants(value: Tensor) -> Tensor:
+    """Sum over the processes without gradient."""
+    value = value.detach().clone(memory_format=torch.contiguous_format)
+    if place().size > 1:
+        dist.all_reduce(value)
+    return value
+
+
 def all_mean(value: Tensor) -> Tensor:
     """Mean over the processes, with gradient."""
     if place().size == 1:

@@ -1,17 +1,19 @@
 """Batch norm whose statistics are those of the global batch, on any backend."""
 
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ropaws.distributed import all_sum, place
+from ropaws.distributed import place, stack_constants, sum_constants
 
 
 class SyncedBatchNorm(_BatchNorm):
     """As BatchNorm1d and BatchNorm2d, with the mean and variance over all processes.
 
-    torch's own SyncBatchNorm refuses CPUs. Two all-reduces a layer, the second of squared distances from
-    the mean: one of sums of squares would lose digits.
+    torch's own SyncBatchNorm refuses CPUs.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -21,16 +23,10 @@ class SyncedBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or place().size == 1:
             return super().forward(input)
-        dims = [d for d in range(input.ndim) if d != 1]
-        shape = [1, -1] + [1] * (input.ndim - 2)
-        wide = input.to(self.weight.dtype)  # half precision would lose the sums
-        count = all_sum(wide.new_tensor(float(input.numel() // input.shape[1])))
-        mean = all_sum(wide.sum(dims)) / count
-        centred = wide - mean.view(shape)
-        variance = all_sum(centred.square().sum(dims)) / count
-        self._remember(mean.detach(), variance.detach() * count / (count - 1))
-        normal = centred * (variance + self.eps).rsqrt().view(shape)
-        return (normal * self.weight.view(shape) + self.bias.view(shape)).to(input.dtype)
+        out, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        self._remember(mean, variance * count / (count - 1))
+        result: Tensor = out
+        return result
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
@@ -40,6 +36,42 @@ class SyncedBatchNorm(_BatchNorm):
         momentum = 0.1 if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+
+class _Normalise(torch.autograd.Function):
+    """One exchange each way: moments forward, two sums backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
+        wide = x.to(weight.dtype)  # half precision would lose the sums
+        own_variance, own_mean = torch.var_mean(wide, _others(x), correction=0)
+        own_count = own_mean.new_tensor([x.numel() / x.shape[1]])
+        parts = stack_constants(torch.cat([own_count, own_mean, own_variance]))  # (processes, 1 + 2 channels)
+        counts, means, variances = parts.split([1, x.shape[1], x.shape[1]], dim=1)
+        count = counts.sum()
+        mean = (counts * means).sum(dim=0) / count
+        # Within the parts and between them: sums of squares of all would lose digits.
+        variance = (counts * (variances + (means - mean) ** 2)).sum(dim=0) / count
+        ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt(), count)
+        out = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+        ctx.mark_non_differentiable(mean, variance, count)
+        return out, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, scale, count = ctx.saved_tensors
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        wide = gradient.to(weight.dtype)
+        normal = (x.to(weight.dtype) - mean.view(shape)) * scale.view(shape)
+        own = torch.stack([wide.sum(_others(x)), (wide * normal).sum(_others(x))])
+        average, slope = sum_constants(own) / count
+        towards = wide - average.view(shape) - normal * slope.view(shape)
+        return (towards * (weight * scale).view(shape)).to(gradient.dtype), own[1], own[0], None
+
+
+def _others(x: Tensor) -> list[int]:
+    """All dimensions but that of the channels."""
+    return [d for d in range(x.ndim) if d != 1]
 
 
 def synchronise_norms(module: nn.Module, device: torch.device) -> nn.Module:
