@@ -79,10 +79,11 @@ def communication() -> str:
 
 def scaling() -> str:
     results = read("scaling")
-    one, two = (results["images_per_second"][n] for n in ("1", "2"))
+    gains = results["times_one_process"]
     return (
-        f"training the demo's network, {one} images a second with one process of one thread and {two} with"
-        f" two: {results['speedup_of_two']} times (`python benchmarks/scaling.py`)."
+        f"training the demo's network, two processes are {gains['two processes']} times as fast as one of one"
+        f" thread; a second thread makes it {gains['one process of two threads']} times"
+        " (`python benchmarks/scaling.py`)."
     )
 
 
