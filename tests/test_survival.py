@@ -84,6 +84,12 @@ def test_a_checkpoint_of_other_settings_or_data_says_what_differs(data, tmp_path
     (other / "checkpoint.pt").replace(fresh / "checkpoint.pt")
     with pytest.raises(ValueError, match="the training images are others"):
         ropaws.resume(fresh)
+    split = ropaws.train(tiny.config(data), tmp_path / "split")
+    facts = read_json(split / "data.json")
+    facts["labeled"]["indices"][0] += 4
+    write_json(split / "data.json", facts)
+    with pytest.raises(ValueError, match="the labelled images are others"):
+        ropaws.resume(split)
 
 
 def test_what_only_changes_where_and_how_fast_may_differ(data, tmp_path):
@@ -100,6 +106,7 @@ def test_a_checkpoint_says_what_made_it(data, tmp_path):
     assert checkpoint["made_by"]["ropaws"] == ropaws.__version__
     assert checkpoint["made_by"]["config"] == read_json(run / "config.json")
     assert checkpoint["made_by"]["digest"] == read_json(run / "data.json")["digest"]
+    assert checkpoint["made_by"]["split"] == read_json(run / "data.json")["labeled"]["indices"]
     assert checkpoint["next_step"] == 6
 
 

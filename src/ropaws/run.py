@@ -189,6 +189,8 @@ def _check_same_run(run: Path, config: RunConfig, facts: DataFacts, checkpoint: 
     changed = differences(made_by["config"], to_json(config), free=FREE)
     if made_by["digest"] != facts.digest:
         changed.append("the training images are others")
+    elif made_by["split"] != facts.split.indices.tolist():
+        changed.append("the labelled images are others")
     if changed:
         raise ValueError(
             f"the checkpoint of {run} was made by other settings: {'; '.join(changed)}."
@@ -279,7 +281,12 @@ def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[
 
 
 def _save(run: Path, config: RunConfig, parts: Parts, *, next_step: int, seconds: float) -> None:
-    made_by = {"config": to_json(config), "digest": parts.facts.digest, "ropaws": __version__}
+    made_by = {
+        "config": to_json(config),
+        "digest": parts.facts.digest,
+        "split": parts.facts.split.indices.tolist(),
+        "ropaws": __version__,
+    }
     save_checkpoint(
         run,
         Checkpoint(
