@@ -70,9 +70,9 @@ def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(tmp_pat
     assert len(one) == 15
     for name, expected in one.items():
         found = two[name]
-        # The network in float64, so that a fault cannot hide in rounding; images are float32 as always.
-        # In float32 the gradients of normalised layers keep four to five digits, also in one process.
-        limit, slope = (1e-5, 1e-4) if "float32" in name else (1e-7, 1e-6)
+        # In float64, so that a fault cannot hide in rounding. In float32 the loss keeps its digits, but an
+        # activation that rounding carries over the kink of a ReLU moves a gradient by a thousandth.
+        limit, slope = (1e-5, 1e-2) if "float32" in name else (1e-10, 1e-9)
         assert float(found["loss"]) == pytest.approx(float(expected["loss"]), abs=limit), name
         assert found["gradients"].keys() == expected["gradients"].keys()
         error, size = (
@@ -137,13 +137,15 @@ def test_a_run_of_two_processes_is_that_of_one(settings, tmp_path):
     rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             for run in (one, tmp_path / "two")]  # fmt: skip
     assert [row["step"] for row in rows[1]] == list(range(6))
+    # The first loss is of the same weights; after that, rounding grows with every step of so small a run.
+    assert rows[0][0]["loss"] == pytest.approx(rows[1][0]["loss"], abs=1e-4)
     for mine, theirs in zip(*rows, strict=True):
-        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=0.02)
     assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
     for name, value in weights(one).items():
         if value.is_floating_point():
             torch.testing.assert_close(
-                weights(tmp_path / "two")[name], value, atol=5e-3, rtol=0, equal_nan=True
+                weights(tmp_path / "two")[name], value, atol=0.03, rtol=0, equal_nan=True
             )
 
 
@@ -156,7 +158,7 @@ def test_a_run_may_go_on_with_another_number_of_processes(settings, tmp_path):
     for name, value in weights(whole).items():
         if value.is_floating_point():
             torch.testing.assert_close(
-                weights(tmp_path / "part")[name], value, atol=5e-3, rtol=0, equal_nan=True
+                weights(tmp_path / "part")[name], value, atol=0.03, rtol=0, equal_nan=True
             )
 
 

@@ -1,13 +1,17 @@
 """Splits, batches and their randomness."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.randomness import POOL_ORDER, SPLIT, generator
-from ropaws.data.samplers import SupportConfig, support_indices, unlabeled_indices
+from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
 from ropaws.data.splits import draw_split
+from ropaws.distributed import share
+from ropaws.launch import Place
 
 NAMES = ("a", "b", "c")
 LABELS = torch.tensor([0, 1, 2, -1] * 10)
@@ -146,3 +150,34 @@ def test_a_method_that_needs_no_pile_gets_empty_views():
 def test_bad_settings_are_named(name):
     with pytest.raises(ValueError, match=rf"support\.{name} must be at least 1, got 0"):
         SupportConfig(**{name: 0})
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_each_process_makes_its_own_rows_of_the_batch_of_one(unique):
+    """Views, supports, labels and identities, whatever the number of processes."""
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (40, 3, 14, 14), dtype=torch.uint8, generator=random)
+    labeled = torch.arange(20)
+    data = TrainingData(images, labeled, labeled % 5, Normalization((0.5,) * 3, (0.25,) * 3))
+    settings = AugmentConfig(size=12, small_crops=1, small_size=8, grey=0.3, blur=0.5, solarize=0, equalize=0)
+    support = SupportConfig(images_per_class=3, views=2, unique_classes_per_process=unique)
+    whole = BatchStream(data, settings, support, batch=12, seed=0)
+    views, supports = whole.views(5, whole.pixels(5)), whole.support_batch(5, whole.pixels(5))
+    for size in (2, 3, 4):
+        seen = []
+        for rank in range(size):
+            part = replace(whole, at=Place(rank, size))
+            pixels = part.pixels(5)
+            mine = share(12, part.at)
+            made = part.views(5, pixels)
+            for all_of_them, own in zip((views.first, views.second, *views.crops),
+                                        (made.first, made.second, *made.crops), strict=True):  # fmt: skip
+                torch.testing.assert_close(own, all_of_them[mine], atol=1e-5, rtol=0)
+            chosen = support_share(15, support, part.at)
+            rows = torch.cat([view * 15 + chosen for view in range(2)])
+            own = part.support_batch(5, pixels)
+            torch.testing.assert_close(own.images, supports.images[rows], atol=1e-5, rtol=0)
+            assert torch.equal(own.labels, supports.labels[rows])
+            assert torch.equal(own.identity, supports.identity[rows])
+            seen += rows.tolist()
+        assert sorted(seen) == list(range(30))

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from ropaws import distributed
-from ropaws.batch import Views
+from ropaws.batch import Support, Views
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, TrainingData
-from ropaws.data.samplers import SupportConfig
+from ropaws.data.samplers import SupportConfig, support_share
+from ropaws.launch import Place
 from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronise_norms
@@ -54,16 +55,31 @@ def model_of(prediction):
     return build_encoder(config, channels=3)
 
 
+def own_rows(source, step, dtype):
+    """This process's rows of the views and supports of a step, all of which every process makes.
+
+    So the network sees the same numbers however many processes there are, to the last bit; that each
+    process can make its own rows alone is the matter of test_samplers.
+    """
+    whole = replace(source, at=Place())
+    pixels = whole.pixels(step)
+    mine = distributed.share(source.batch) if source.with_views else slice(None)
+    first, second, crops = whole.views(step, pixels)
+    views = [view[mine].to(dtype) for view in (first, second, *crops)]
+    images, labels, identity = whole.support_batch(step, pixels)
+    count = len(images) // source.support.views
+    chosen = support_share(count, source.support, source.at)
+    rows = torch.cat([view * count + chosen for view in range(source.support.views)])
+    support = Support(images[rows].to(dtype), labels[rows].to(dtype), identity[rows])
+    return Views(views[0], views[1], tuple(views[2:])), support
+
+
 def one_step(method, source, prediction=True, dtype=torch.float64):
     """Loss, gradients and batch-norm statistics of a step, as the optimiser sees them."""
     model = model_of(prediction).to(dtype)
     synchronise_norms(model, torch.device("cpu"))
     model.train()
-    pixels = source.pixels(3)
-    first, second, crops = source.views(3, pixels)
-    views = Views(first.to(dtype), second.to(dtype), tuple(crop.to(dtype) for crop in crops))
-    support = source.support_batch(3, pixels)
-    support = support._replace(images=support.images.to(dtype), labels=support.labels.to(dtype))
+    views, support = own_rows(source, 3, dtype)
     losses = method.step(model, views, support)
     losses.total.backward()
     distributed.mean_gradients(model.parameters())
