@@ -125,7 +125,7 @@ DATASETS: dict[str, NamedDataset] = {
         ("semi-inat-2021/u_train_in.txt",),
         "https://github.com/cvl-umass/semi-inat-2021",
         by_hand="unpack l_train.tar.gz, u_train.tar.gz and val.tar.gz in semi-inat-2021, and put a list of"
-        " the in-class file names, which is not among the published files, into semi-inat-2021/u_train_in.txt",
+        " the in-class file names (not among the published files) into semi-inat-2021/u_train_in.txt",
     ),
 }  # fmt: skip
 
