@@ -223,3 +223,16 @@ def test_a_place_that_cannot_hold_a_run_is_found_before_anything_is_read(tmp_pat
         with pytest.raises(SystemExit):
             main(["train", "--recipe", "demo", "--out", str(out)])
         assert "is a file; a run is a folder" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_torch_is_loading_ends_quietly(monkeypatch, capsys):
+    from ropaws import __main__ as entry
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropaws.cli.main", interrupted)
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "ropaws: interrupted\n"

@@ -13,7 +13,8 @@ def main() -> None:
 
         cli.main()
     except KeyboardInterrupt:
-        sys.exit("ropaws: interrupted")
+        print("ropaws: interrupted", file=sys.stderr)
+        sys.exit(130)
     except SystemExit as end:
         if started_by_launcher():
             _leave(end.code if isinstance(end.code, int) else 1)
