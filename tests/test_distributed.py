@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,11 +171,7 @@ def test_sigterm_to_one_process_ends_all_with_a_checkpoint(settings, tmp_path):
     ]  # fmt: skip
     process = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    tiny.wait_for_steps(process, tmp_path / "run", 2)
     process.send_signal(signal.SIGTERM)  # torchrun passes it on
     process.communicate(timeout=90)
     checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)

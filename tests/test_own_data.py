@@ -102,6 +102,15 @@ def test_parquet_tables_are_read_and_written(photos, trained, tmp_path):
     assert sum(rows[0][f"p({name})"] for name in NAMES) == pytest.approx(1, abs=1e-4)
 
 
+def test_a_parquet_table_of_nothing_can_be_opened(trained, tmp_path):
+    import pyarrow.parquet
+
+    run, _ = trained
+    (tmp_path / "broken.png").write_bytes(b"broken")
+    main(["predict", str(run), str(tmp_path / "broken.png"), "--out", str(tmp_path / "labels.parquet")])
+    assert pyarrow.parquet.read_table(tmp_path / "labels.parquet").num_rows == 0
+
+
 def test_a_label_wins_over_no_label(photos):
     labelled, pile = list_labeled(photos / "labeled"), list_unlabeled(photos / "labeled")
     for order in ([labelled, pile], [pile, labelled]):

@@ -133,6 +133,7 @@ def test_train_and_predict_on_arrays_and_datasets(tmp_path, capsys):
     lines = out.read_text().splitlines()
     assert len(lines) == 1 + 18 + 6
     assert lines[1].startswith(f"{tmp_path / 'pile.npz'}#0,")
+    assert len(ropaws.predict(tmp_path / "run", tmp_path / "pile.npz")) == 18
     with pytest.raises(SystemExit):
         main(["predict", str(tmp_path / "run"), str(tmp_path / "pile.npz"), "--out", str(out),
               "--copy-to", str(tmp_path / "sorted")])  # fmt: skip

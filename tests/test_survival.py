@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -41,12 +40,7 @@ def losses(run):
 def kill_after(run, steps, arguments):
     """Start a training and kill it, without warning, once so many steps are logged."""
     process = subprocess.Popen(command(*arguments), env=environment(), stderr=subprocess.DEVNULL)
-    metrics = run / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not metrics.exists() or metrics.read_text().count("\n") < steps:
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    tiny.wait_for_steps(process, run, steps)
     process.send_signal(signal.SIGKILL)
     process.wait()
 
@@ -97,7 +91,10 @@ def test_what_only_changes_where_and_how_fast_may_differ(data, tmp_path):
     values = read_json(run / "config.json")
     values["train"] |= {"checkpoint_every": 3, "device": "cpu"}
     write_json(run / "config.json", values)
+    before = losses(run)
+    (run / "checkpoint.previous.pt").replace(run / "checkpoint.pt")
     ropaws.resume(run)
+    assert losses(run) == before
 
 
 def test_a_checkpoint_says_what_made_it(data, tmp_path):

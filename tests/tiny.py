@@ -1,5 +1,6 @@
 """A run that takes a second: three classes of striped squares, and noise that belongs to none."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -49,3 +50,13 @@ def config(path, **train):
             base.train, **{"steps": 6, "batch": 8, "checkpoint_every": 2, "precision": "fp32", **train}
         ),
     )
+
+
+def wait_for_steps(process, run, steps, *, seconds=120):
+    """Until a training in another process has logged more than so many steps."""
+    metrics = run / "metrics.jsonl"
+    deadline = time.monotonic() + seconds
+    while not metrics.exists() or metrics.read_text().count("\n") <= steps:
+        assert process.poll() is None, "the training ended before"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -175,13 +175,14 @@ def predict(
     propagate: bool = False,
     device: str | None = None,
 ) -> list[Prediction]:
-    """Labels for pictures: a folder, or any number of paths, Pillow images, arrays (h, w[, 3]) of uint8.
+    """Labels for pictures: a folder or .npz, or paths, Pillow images, arrays (h, w[, 3]) of uint8.
 
     A path that cannot be read raises ValueError; `ropaws predict` lists such files and goes on.
     """
     predictor = load_predictor(run, threshold=threshold, propagate=propagate, device=device)
     if isinstance(images, Path | str):  # one picture, or all of a folder
-        images = [path for path in list_unlabeled(Path(images)).pictures if isinstance(path, Path)]
+        listed = list_unlabeled(Path(images)).pictures
+        images = [picture if isinstance(picture, Path) else picture.open() for picture in listed]
     size = predictor.picture_size
     squares, names = [], []
     for image in images:

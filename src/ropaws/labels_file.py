@@ -171,8 +171,8 @@ def _write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     finally:
         if writer is not None:
             writer.close()
-    if writer is None:
-        path.touch()
+    if writer is None:  # no picture could be read: an empty table, not a file that no one can open
+        pyarrow.parquet.write_table(pyarrow.table({}), path)
     return count
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ropaws.config import RunConfig, read_config
 from ropaws.data.corpus import Images
+from ropaws.data.files import drop_unreadable_tests
 from ropaws.data.sources import load_corpus
 from ropaws.evaluation.features import embed
 from ropaws.evaluation.soft_nn import evaluate_soft_nn
@@ -62,6 +63,7 @@ def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
         raise ValueError(f"the data of {run} has no test images; evaluation needs some with labels")
     trained = load_run(run, device=device)
     check_same_data(run, trained.facts, corpus)
+    corpus = drop_unreadable_tests(corpus)
     split = trained.facts.split
     results: dict[str, Any] = evaluate_soft_nn(
         trained.embed(corpus.test_images),

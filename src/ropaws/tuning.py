@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from ropaws.data.files import drop_unreadable_tests
 from ropaws.data.sources import load_corpus
 from ropaws.evaluation.calibration import expected_calibration_error
 from ropaws.evaluation.fine_tune import (
@@ -61,6 +62,7 @@ def finetune(
         "chosen": asdict(best),
         "sweep": [{**asdict(config), "held_out_accuracy": accuracy} for config, accuracy in tried],
     }
+    corpus = drop_unreadable_tests(corpus)
     if len(corpus.test_images):
         results |= _test(trained, model, corpus.test_images, corpus.test_labels)
     if not linear:

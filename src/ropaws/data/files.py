@@ -122,6 +122,28 @@ def decode(pictures: Sequence[Picture], decoding: Decoding, watch: Watch, title:
     return Decoded(torch.from_numpy(images[: len(kept)]), kept, tuple(unreadable))
 
 
+def drop_unreadable_tests(corpus: Corpus) -> Corpus:
+    """Where pictures are read as they are needed: the test pictures that can be, as if all were in memory."""
+    images = corpus.test_images
+    if not isinstance(images, PictureStack):
+        return corpus
+    bad = images.unreadable(torch.arange(len(images)))
+    names = {str(images.pictures[position]): reason for position, reason in bad.items()}
+    check_unreadable(names, len(images))
+    kept = [position for position in range(len(images)) if position not in bad]
+    readable = PictureStack(
+        [images.pictures[position] for position in kept],
+        images.size,
+        cache=images.cache,
+        workers=images.workers,
+    )
+    return corpus._replace(
+        test_images=readable,
+        test_labels=corpus.test_labels[kept],
+        unreadable=corpus.unreadable + tuple(names.items()),
+    )
+
+
 def check_unreadable(unreadable: dict[str, str], seen: int) -> None:
     """A few bad files are life; many mean that something else is wrong."""
     if len(unreadable) > MOST_UNREADABLE * seen:
