@@ -11,18 +11,20 @@ from ropaws.version import __version__
 
 if TYPE_CHECKING:
     from ropaws import equations, recipes
+    from ropaws.analysis import evaluate, suggest
     from ropaws.config import RunConfig
+    from ropaws.estimator import RoPAWSClassifier
     from ropaws.in_python import train_on
     from ropaws.labeling import Prediction, predict
     from ropaws.methods import PAWS, RoPAWS, Supervised
     from ropaws.run import resume, train
-    from ropaws.trained import evaluate
     from ropaws.tuning import finetune
 
 __all__ = [
     "PAWS",
     "Prediction",
     "RoPAWS",
+    "RoPAWSClassifier",
     "RunConfig",
     "Supervised",
     "__version__",
@@ -32,6 +34,7 @@ __all__ = [
     "predict",
     "recipes",
     "resume",
+    "suggest",
     "train",
     "train_on",
 ]
@@ -40,12 +43,14 @@ _HOME = {
     "PAWS": "methods",
     "Prediction": "labeling",
     "RoPAWS": "methods",
+    "RoPAWSClassifier": "estimator",
     "RunConfig": "config",
     "Supervised": "methods",
-    "evaluate": "trained",
+    "evaluate": "analysis",
     "finetune": "tuning",
     "predict": "labeling",
     "resume": "run",
+    "suggest": "analysis",
     "train": "run",
     "train_on": "in_python",
 }

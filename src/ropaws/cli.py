@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes
+from ropaws.analysis import evaluate
 from ropaws.config import RunConfig, make_method, method_name, read_config, to_json
 from ropaws.data.check import check_data
 from ropaws.data.listing import list_unlabeled, merge
@@ -30,7 +31,6 @@ from ropaws.options import Check, Datasets, Evaluate, Finetune, Predict, Recipes
 from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, resume, train
-from ropaws.trained import evaluate
 from ropaws.training.checkpoint import read_json, write_json
 from ropaws.training.loop import TrainingDivergedError
 from ropaws.training.progress import watch_files

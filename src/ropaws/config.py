@@ -35,6 +35,8 @@ class TrainConfig:
     """auto takes bf16 where the hardware is fast at it, else fp32; the loss part is always fp32."""
     checkpoint_every: int = 500
     """Steps between checkpoints."""
+    keep_every: int | None = None
+    """Also keep the weights every so many steps, in RUN/snapshots: for analyses over training."""
     compile: bool = False
     """Let torch compile the backbone: slower to start, faster after."""
     log: tuple[TrackerName, ...] = ()
@@ -45,6 +47,8 @@ class TrainConfig:
         for name, least in (("steps", 1), ("batch", 2), ("checkpoint_every", 1)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"train.{name} must be at least {least}, got {value}")
+        if self.keep_every is not None and self.keep_every < 1:
+            raise ValueError(f"train.keep_every must be at least 1, got {self.keep_every}")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"train.seed must be at least 0 and below 2^63, got {self.seed}")
 

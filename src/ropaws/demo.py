@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes, run
+from ropaws.analysis import evaluate
 from ropaws.config import RunConfig, method_name, read_config, to_json
 from ropaws.data.sources import load_corpus
 from ropaws.evaluation.projection import tsne
@@ -17,7 +18,7 @@ from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.report.demo_page import write_demo_page
 from ropaws.report.figures import draw_embeddings
 from ropaws.report.tables import COLUMNS, comparison_rows
-from ropaws.trained import evaluate, load_run
+from ropaws.trained import load_run
 from ropaws.training.checkpoint import read_json, write_atomically, write_json
 
 FIGURE_POINTS = 1000

@@ -280,6 +280,11 @@ def semi_class_log_density(
     return weighted - math.log((label_ratio + 1) * len(unlabeled) / labels.shape[1])
 
 
+def label_boost(unlabeled: int, supports: int, label_ratio: float) -> float:
+    """log r', r' = r u/s: added to the log kernel of supports, it weighs labels r : 1 as a whole."""
+    return math.log(label_ratio * unlabeled / supports)
+
+
 @_in_full_precision
 def neighbor_weights(
     queries: Tensor,
@@ -300,7 +305,7 @@ def neighbor_weights(
     _check_points("queries", queries, "support", support)
     _check_positive(temperature=temperature, label_ratio=label_ratio)
     voters = queries[rows]
-    to_support = cosine(voters, support) / temperature + math.log(label_ratio * len(queries) / len(support))
+    to_support = cosine(voters, support) / temperature + label_boost(len(queries), len(support), label_ratio)
     to_unlabeled = cosine(voters, queries) / temperature
     if not self_vote:
         positions = torch.arange(len(queries), device=queries.device)

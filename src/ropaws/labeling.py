@@ -1,6 +1,5 @@
 """Labels for pictures: class, how sure, and whether the picture belongs to any class at all."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,9 @@ from ropaws.data.listing import list_unlabeled
 from ropaws.data.pictures import Picture, UnreadableError, read_square, read_squares, square_of
 from ropaws.data.stacks import stack_squares
 from ropaws.folder import LabeledEmbeddings, load_support
-from ropaws.methods import RoPAWS
-from ropaws.methods.ropaws import auto_prior_temperature
-from ropaws.trained import Trained, load_run
+from ropaws.trained import Trained, in_domain_border, load_run
 
 BATCH = 256
-KEPT = 0.95  # share of the labelled images that the default threshold takes for in-class
-TYPICAL_PRIOR = 0.7  # for runs of methods without a prior of their own
 
 
 class Prediction(NamedTuple):
@@ -113,30 +108,9 @@ def load_predictor(
     run = Path(run)
     trained = load_run(run, device=device)
     support = load_support(run)
-    others = nearest_fellow(support)
-    method = trained.config.method
-    typical = method.typical_prior if isinstance(method, RoPAWS) else TYPICAL_PRIOR
-    gap = float((1 - others).mean()) if len(others) else math.nan
-    prior_temperature = auto_prior_temperature(gap, typical)
-    if threshold is None:
-        threshold = default_threshold(others, prior_temperature)
-    return Predictor(trained, support, prior_temperature, threshold, propagate)
-
-
-def nearest_fellow(support: LabeledEmbeddings) -> Tensor:
-    """Similarity of each labelled image to the nearest other one of its class; none for lone ones."""
-    same = support.labels[:, None] == support.labels
-    same.fill_diagonal_(False)
-    nearest = eq.cosine(support.embeddings, support.embeddings).masked_fill(~same, -math.inf).amax(dim=1)
-    return nearest[nearest.isfinite()]
-
-
-def default_threshold(fellows: Tensor, prior_temperature: float) -> float:
-    """The in-domain probability that 95 % of the labelled images reach, each judged by the others."""
-    if len(fellows) == 0:
-        return 0.5
-    priors = ((fellows - 1).clamp_max(0) / prior_temperature).exp()
-    return float(priors.quantile(1 - KEPT))
+    border = in_domain_border(trained.config.method, support)
+    chosen = border.threshold if threshold is None else threshold
+    return Predictor(trained, support, border.prior_temperature, chosen, propagate)
 
 
 def predict_files(predictor: Predictor, pictures: Sequence[Picture]) -> Iterator[Prediction | Unreadable]:

@@ -48,6 +48,7 @@ from ropaws.training.checkpoint import (
     restore,
     save_checkpoint,
     save_model,
+    save_snapshot,
     write_json,
 )
 from ropaws.training.hardware import (
@@ -72,7 +73,8 @@ COLLAPSE_WARNING = (
 )
 # Settings that may differ from the checkpoint's: they change where and how fast, not what is computed.
 FREE = (
-    "train.device", "train.precision", "train.checkpoint_every", "train.compile", "train.log",
+    "train.device", "train.precision", "train.checkpoint_every", "train.keep_every", "train.compile",
+    "train.log",
     "data.workers", "data.cache", "data.cache_gb", "data.memory_gb", "data.download", "data.root",
 )  # fmt: skip
 
@@ -336,6 +338,8 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
                 if writes:
                     _save(run, config, parts, next_step=done, seconds=seconds)
                     write_unreadable(run, stream.unreadable)
+            if writes and config.train.keep_every and done % config.train.keep_every == 0:
+                save_snapshot(run, parts.model, done)
             if stop:
                 wait_for_all()  # no process ends before the checkpoint is whole
                 raise TrainingStopped(run, taken.step)

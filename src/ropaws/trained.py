@@ -1,23 +1,25 @@
-"""A finished run, loaded for use; and its evaluation."""
+"""A finished run, loaded for use."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from rich.console import Console
 from torch import Tensor
 
 from ropaws.config import RunConfig, read_config
 from ropaws.data.corpus import Images
-from ropaws.data.files import drop_unreadable_tests
-from ropaws.data.sources import load_corpus
 from ropaws.evaluation.features import embed
-from ropaws.evaluation.soft_nn import evaluate_soft_nn
-from ropaws.folder import CONFIG, EVALUATION, DataFacts, check_same_data, read_facts, training_seconds
+from ropaws.evaluation.in_domain import (
+    TYPICAL_PRIOR,
+    default_threshold,
+    fitted_prior_temperature,
+    nearest_fellow,
+)
+from ropaws.folder import CONFIG, DataFacts, LabeledEmbeddings, read_facts
+from ropaws.methods import RoPAWS
 from ropaws.models import Encoder, build_encoder
-from ropaws.training.checkpoint import load_model, write_json
+from ropaws.training.checkpoint import load_model
 from ropaws.training.hardware import choose_device, choose_precision, half_type
-from ropaws.training.progress import watch_files
 
 
 @dataclass(frozen=True)
@@ -40,42 +42,34 @@ def read_run_config(run: Path) -> RunConfig:
     return read_config(run / CONFIG)
 
 
-def load_run(run: Path | str, *, device: str | None = None) -> Trained:
-    """Network and data facts of a run folder; on the device it was trained for, or another."""
+def load_run(run: Path | str, *, device: str | None = None, snapshot: Path | None = None) -> Trained:
+    """Network and data facts of a run folder; on the device it was trained for, or another.
+
+    snapshot: weights of an earlier step, see train.keep_every
+    """
     run = Path(run)
     config = read_run_config(run)
     facts = read_facts(run)
     place = choose_device(device or config.train.device)
     half = half_type(choose_precision(config.train.precision, place))
     model = build_encoder(config.model, channels=len(facts.normalize.mean), autocast=half)
-    load_model(run, model)
+    load_model(run, model, snapshot)
     return Trained(config, facts, model.to(place).eval())
 
 
-def evaluate(run: Path | str, *, device: str | None = None) -> dict[str, Any]:
-    """Test a run with its soft nearest-neighbour classifier; written to evaluation.json too.
+class Border(NamedTuple):
+    """Where in-class ends for a run, judged by its labelled images."""
 
-    All figures are fractions. The support is all labelled images, a central crop each.
-    """
-    run = Path(run)
-    corpus = load_corpus(read_run_config(run).data, watch=watch_files(Console(stderr=True)))
-    if len(corpus.test_images) == 0:
-        raise ValueError(f"the data of {run} has no test images; evaluation needs some with labels")
-    trained = load_run(run, device=device)
-    check_same_data(run, trained.facts, corpus)
-    corpus = drop_unreadable_tests(corpus)
-    split = trained.facts.split
-    results: dict[str, Any] = evaluate_soft_nn(
-        trained.embed(corpus.test_images),
-        corpus.test_labels,
-        trained.embed(corpus.train_images, split.indices),
-        split.labels,
-        classes=len(trained.facts.class_names),
-        temperature=trained.config.method.temperature,
-    )
-    results["seconds"] = training_seconds(run)
-    write_json(run / EVALUATION, results)
-    return results
+    prior_temperature: float
+    threshold: float  # of the in-domain probability
+
+
+def in_domain_border(method: object, support: LabeledEmbeddings) -> Border:
+    """The prior that fits the distances among the labelled images, and the threshold that suits them."""
+    fellows = nearest_fellow(support.embeddings, support.labels)
+    typical = method.typical_prior if isinstance(method, RoPAWS) else TYPICAL_PRIOR
+    temperature = fitted_prior_temperature(fellows, typical)
+    return Border(temperature, default_threshold(fellows, temperature))
 
 
 def collapsed(support: Tensor) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.evaluation.calibration import expected_calibration_error
-from ropaws.evaluation.ood import auroc, max_similarity
+from ropaws.evaluation.ood import detection, max_similarity
 
 
 def predict_probs(
@@ -38,5 +38,5 @@ def evaluate_soft_nn(
     }
     if not known.all():
         results["confidence_out"] = float(confidence[~known].double().mean())
-        results["auroc"] = auroc(max_similarity(queries, support), known)
+        results.update(detection(max_similarity(queries, support), known)._asdict())
     return results

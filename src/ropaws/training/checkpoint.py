@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ropaws.models import Encoder
 
 CHECKPOINT, PREVIOUS, MODEL = "checkpoint.pt", "checkpoint.previous.pt", "model.safetensors"
+SNAPSHOTS = "snapshots"
 
 
 # What torch.load raises on files that are cut off, overwritten or of another kind.
@@ -111,12 +112,29 @@ def restore(checkpoint: Checkpoint, model: Encoder, optimizer: Optimizer, scaler
 
 
 def save_model(run: Path, model: Encoder) -> None:
+    _save_weights(run / MODEL, model)
+
+
+def _save_weights(file: Path, model: Encoder) -> None:
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    write_atomically(run / MODEL, lambda path: save_file(state, path))
+    write_atomically(file, lambda path: save_file(state, path))
 
 
-def load_model(run: Path, model: Encoder) -> None:
-    path = run / MODEL
+def save_snapshot(run: Path, model: Encoder, steps: int) -> None:
+    """The weights after so many steps, kept beside those of the end."""
+    (run / SNAPSHOTS).mkdir(exist_ok=True)
+    _save_weights(run / SNAPSHOTS / f"step-{steps:07d}.safetensors", model)
+
+
+def snapshots(run: Path) -> dict[int, Path]:
+    """Steps -> file, in order."""
+    files = (run / SNAPSHOTS).glob("step-*.safetensors")
+    return dict(sorted((int(file.stem.removeprefix("step-")), file) for file in files))
+
+
+def load_model(run: Path, model: Encoder, path: Path | None = None) -> None:
+    """The weights of the end, or of a snapshot."""
+    path = path or run / MODEL
     try:
         model.load_state_dict(load_file(path))
     except FileNotFoundError:

@@ -1,0 +1,386 @@
+"""evaluate(run): the paper's analyses of a trained run, a part each; evaluation.json is their result."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
+from ropaws.evaluation.calibration import reliability
+from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
+from ropaws.evaluation.doubts import doubtful_labels
+from ropaws.evaluation.in_domain import in_domain_scores
+from ropaws.evaluation.neighbors import leave_one_out
+from ropaws.evaluation.ood import detection, max_similarity
+from ropaws.evaluation.propagation import VOTERS, choose_voters, pool_posterior
+from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
+from ropaws.evaluation.sskde import fit_sskde
+from ropaws.evaluation.suggestions import suggest as suggest_points
+from ropaws.folder import EVALUATION, training_seconds
+from ropaws.gallery import PICTURES, draw_gallery
+from ropaws.material import HIDDEN, OUT, POOL, Material, load_material
+from ropaws.naming import nearest
+from ropaws.trained import load_run
+from ropaws.training.checkpoint import read_json, snapshots, write_json
+
+ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point
+BARS = 20  # of the histograms
+SUGGESTIONS = 50
+Figures = dict[str, Any]
+
+
+def evaluate(
+    run: Path | str,
+    *,
+    only: Sequence[str] | None = None,
+    pool: int = POOL,
+    device: str | None = None,
+    console: Console | None = None,
+) -> Figures:
+    """Analyse a run; what was found is written to evaluation.json (and pictures.json) too.
+
+    All figures are fractions. only: names of PARTS; None for all. pool: unlabelled images to look at, at
+    most; 0 for all. Parts that need test images are left out where the data has none. Embeddings are kept
+    in the run folder, so that a second call needs no images.
+    """
+    run, names = Path(run), _checked(only)
+    console = console or Console(stderr=True)
+    material = load_material(run, pool=pool, device=device, console=console)
+    has_tests = bool((material.embedded.test_labels >= 0).any())
+    if only is not None and not has_tests and (needing := [n for n in names if n in NEED_TESTS]):
+        raise ValueError(f"the data of {run} has no test images with a class; {needing[0]!r} needs some")
+    earlier = read_evaluation(run)
+    kept = NEED_IMAGES_RESULTS if only is None else earlier
+    results = {name: earlier[name] for name in kept if name in earlier}
+    for name in names:
+        if not has_tests and name in NEED_TESTS:
+            continue
+        with console.status(f"{name} ..."):
+            try:
+                results.update(PARTS[name](material, results))
+            except (OSError, ValueError) as error:
+                # A run whose images are elsewhere keeps what was found when they were there.
+                if only is not None or name not in NEED_IMAGES or "corpus" in vars(material):
+                    raise
+                console.print(f"{name} left out: {error}", highlight=False, soft_wrap=True)
+    results["seconds"] = training_seconds(run)
+    write_json(run / EVALUATION, results)
+    return results
+
+
+def _checked(only: Sequence[str] | None) -> list[str]:
+    if only is None:
+        return list(PARTS)
+    for name in only:
+        if name not in PARTS:
+            known = ", ".join(PARTS)
+            raise ValueError(f"unknown part {name!r}, did you mean {nearest(name, PARTS)!r}? Known: {known}")
+    return [name for name in PARTS if name in only]
+
+
+def read_evaluation(run: Path) -> Figures:
+    """What earlier calls have found; nothing if that is not there or damaged."""
+    try:
+        found = read_json(run / EVALUATION)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _soft_nn(material: Material, _: Figures) -> Figures:
+    """The figures of the paper's tables: accuracy, confidence, calibration, detection."""
+    return dict(
+        evaluate_soft_nn(
+            material.embedded.test,
+            material.embedded.test_labels,
+            material.support.embeddings,
+            material.support.labels,
+            classes=material.classes,
+            temperature=material.temperature,
+        )
+    )
+
+
+def _probs(material: Material, points: Tensor) -> Tensor:
+    return predict_probs(
+        points,
+        material.support.embeddings,
+        material.support.labels,
+        classes=material.classes,
+        temperature=material.temperature,
+    )
+
+
+def _reliability(material: Material, _: Figures) -> Figures:
+    """Bins of confidence and accuracy, and histograms of confidence and in-domain probability."""
+    truth = material.embedded.test_labels
+    known = truth >= 0
+    probs = _probs(material, material.embedded.test)
+    scores = _in_domain(material, material.embedded.test)
+    confidence = probs.amax(dim=1)
+    kinds = {"in": known, "out": ~known}
+    return {
+        "reliability": [item._asdict() for item in reliability(probs[known], truth[known])],
+        "histograms": {
+            name: {
+                "confidence": _histogram(confidence[rows]),
+                "in_domain": _histogram(scores[rows]),
+            }
+            for name, rows in kinds.items()
+            if rows.any()
+        },
+        "threshold": material.border.threshold,
+    }
+
+
+def _histogram(values: Tensor) -> list[int]:
+    number = (values.double() * BARS).long().clamp(0, BARS - 1)
+    counts: list[int] = torch.bincount(number, minlength=BARS).tolist()
+    return counts
+
+
+def _in_domain(material: Material, points: Tensor) -> Tensor:
+    return in_domain_scores(points, material.support.embeddings, material.border.prior_temperature)
+
+
+def _confusion(material: Material, _: Figures) -> Figures:
+    truth = material.embedded.test_labels
+    known = truth >= 0
+    predicted = _probs(material, material.embedded.test[known]).argmax(dim=1)
+    matrix = confusion_matrix(predicted, truth[known], classes=material.classes)
+    accuracies = class_accuracy(matrix)
+    return {
+        "confusion": matrix.tolist(),
+        "per_class": dict(zip(material.facts.class_names, accuracies, strict=True)),
+    }
+
+
+def _propagation(material: Material, _: Figures) -> Figures:
+    """The paper's table: soft-NN, then label propagation among the test images, step by step."""
+    table = propagation_table(material, material.embedded.test, material.support.embeddings)
+    return {"propagation": table}
+
+
+def _snapshots(material: Material, _: Figures) -> Figures:
+    """The same over training, from the weights that train.keep_every has kept."""
+    rows = [_at_snapshot(material, steps, path) for steps, path in snapshots(material.run).items()]
+    return {"over_training": rows} if rows else {}
+
+
+def propagation_table(material: Material, test: Tensor, support: Tensor) -> list[Figures]:
+    """A row for each number of iterations; 0 is the plain soft-NN, None the fixed point."""
+    truth = material.embedded.test_labels
+    plain = predict_probs(
+        test,
+        support,
+        material.support.labels,
+        classes=material.classes,
+        temperature=material.temperature,
+    )
+    rows = [{"iterations": 0, **_figures(plain, truth)}]
+    for iterations in ITERATIONS:
+        posterior = pool_posterior(test, support, material.votes, material.kernel, iterations=iterations)
+        rows.append({"iterations": iterations, **_figures(posterior.probs, truth)})
+    return rows
+
+
+def _figures(probs: Tensor, truth: Tensor) -> Figures:
+    known = truth >= 0
+    confidence, predicted = probs.max(dim=1)
+    found = {
+        "accuracy": float((predicted[known] == truth[known]).double().mean()),
+        "confidence_in": float(confidence[known].double().mean()),
+    }
+    if not known.all():
+        found["confidence_out"] = float(confidence[~known].double().mean())
+    return found
+
+
+def _at_snapshot(material: Material, steps: int, path: Path) -> Figures:
+    trained = load_run(material.run, device=material.device, snapshot=path)
+    corpus = material.corpus
+    test = trained.embed(corpus.test_images)
+    support = trained.embed(corpus.train_images, material.facts.split.indices)
+    known = material.embedded.test_labels >= 0
+    found: Figures = {"steps": steps, "propagation": propagation_table(material, test, support)}
+    if not known.all():
+        found["auroc"] = detection(max_similarity(test, support), known).auroc
+    return found
+
+
+def _baselines(material: Material, _: Figures) -> Figures:
+    """Other classifiers on the same embedding: what of the result is the embedding's merit?"""
+    truth = material.embedded.test_labels
+    known = truth >= 0
+    queries, truth = material.embedded.test[known], truth[known]
+    support, labels = material.support
+    pool = material.embedded.pool
+    density = fit_sskde(support, labels, pool[choose_voters(len(pool), VOTERS)], classes=material.classes)
+    predictions = {
+        "knn": torch.from_numpy(knn_predictions(support, labels, queries)),
+        "logistic": torch.from_numpy(logistic_predictions(support, labels, queries)),
+        "sskde": density(queries).argmax(dim=1),
+    }
+    found = {name: float((guess == truth).double().mean()) for name, guess in predictions.items()}
+    return {"baselines": found}
+
+
+def _pool(material: Material, _: Figures) -> Figures:
+    """What the unlabelled images look like; and, where the truth is known, how right that is."""
+    embedded = material.embedded
+    if len(embedded.pool) == 0:
+        return {}
+    probs = _probs(material, embedded.pool)
+    scores = _in_domain(material, embedded.pool)
+    inside = scores >= material.border.threshold
+    confidence, predicted = probs.max(dim=1)
+    names = material.facts.class_names
+    counts = torch.bincount(predicted[inside], minlength=material.classes).tolist()
+    found: Figures = {
+        "size": int(embedded.pool_size),
+        "seen": len(embedded.pool),
+        "threshold": material.border.threshold,
+        "out_of_class": float((~inside).double().mean()),
+        "confidence": float(confidence.double().mean()),
+        "classes": dict(zip(names, counts, strict=True)),
+        "in_domain": _histogram(scores),
+    }
+    known = embedded.pool_truth >= 0
+    if known.any():
+        propagated = pool_posterior(
+            embedded.pool, material.support.embeddings, material.votes, material.kernel
+        ).probs
+        truth = embedded.pool_truth[known]
+        found["known"] = int(known.sum())
+        found["accuracy"] = float((predicted[known] == truth).double().mean())
+        found["accuracy_propagated"] = float((propagated.argmax(dim=1)[known] == truth).double().mean())
+    told = embedded.pool_truth != HIDDEN
+    out = embedded.pool_truth == OUT
+    if known.any() and out.any():
+        found["truly_out_of_class"] = float(out[told].double().mean())
+        similarity = max_similarity(embedded.pool[told], material.support.embeddings)
+        found.update(detection(similarity, ~out[told])._asdict())
+    return {"pool": found}
+
+
+def _labels(material: Material, _: Figures) -> Figures:
+    """The labels themselves: leave-one-out accuracy, and those that their neighbours doubt."""
+    support, labels = material.support
+    if len(labels) < 2:
+        return {}
+    settings = {"classes": material.classes, "temperature": material.temperature}
+    probs = leave_one_out(support, labels, **settings)  # type: ignore[arg-type]
+    doubts = doubtful_labels(support, labels, **settings)  # type: ignore[arg-type]
+    names, index = material.facts.class_names, material.facts.split.indices.tolist()
+    files = material.facts.labeled_names
+    return {
+        "leave_one_out": float((probs.argmax(dim=1) == labels).double().mean()),
+        "doubts": [
+            {
+                "position": item.position,
+                "image": index[item.position],
+                "name": files[item.position] if files else f"training image {index[item.position]}",
+                "label": names[item.label],
+                "suspected": names[item.suspected],
+                "own": item.own,
+                "other": item.other,
+            }
+            for item in doubts
+        ],
+    }
+
+
+def _suggestions(material: Material, _: Figures) -> Figures:
+    return {"suggestions": suggestions(material, SUGGESTIONS)}
+
+
+def _pictures(material: Material, results: Figures) -> Figures:
+    """Thumbnails, nearest neighbours and t-SNE, to a file of their own."""
+    write_json(material.run / PICTURES, draw_gallery(material, results))
+    return {}
+
+
+def suggestions(material: Material, count: int) -> list[Figures]:
+    """The unlabelled images most worth a label, best first, with the reason of each."""
+    embedded = material.embedded
+    if len(embedded.pool) == 0:
+        return []
+    probs = pool_posterior(embedded.pool, material.support.embeddings, material.votes, material.kernel).probs
+    scores = _in_domain(material, embedded.pool)
+    plain = _probs(material, embedded.pool)
+    picks = suggest_points(
+        embedded.pool,
+        probs,
+        scores,
+        material.support.embeddings,
+        count=min(count, len(embedded.pool)),
+        threshold=material.border.threshold,
+        width=material.border.prior_temperature,
+    )
+    likely, classes = plain.topk(min(2, material.classes), dim=1)
+    found = []
+    for rank, pick in enumerate(picks, start=1):
+        place = pick.position
+        names = [material.facts.class_names[number] for number in classes[place].tolist()]
+        found.append(
+            {
+                "rank": rank,
+                "image": int(embedded.pool_index[place]),
+                "name": material.pool_name(place),
+                "kind": pick.kind,
+                "reason": _reason(pick.kind, names, likely[place].tolist(), pick.stands_for),
+                "in_domain": float(scores[place]),
+                "stands_for": pick.stands_for,
+                "gain": pick.gain,
+            }
+        )
+    return found
+
+
+def _reason(kind: str, names: Sequence[str], probs: Sequence[float], stands_for: int) -> str:
+    if kind == "new class":
+        return f"a likely new class: the middle of {stands_for:,} out-of-class images that are alike"
+    others = f"speaks for {stands_for:,} images" if stands_for > 1 else "speaks for itself alone"
+    return f"{names[0]} ({probs[0]:.0%}) or {names[1]} ({probs[1]:.0%})? {others}"
+
+
+def suggest(
+    run: Path | str,
+    *,
+    n: int = SUGGESTIONS,
+    pool: int = POOL,
+    device: str | None = None,
+    console: Console | None = None,
+) -> list[Figures]:
+    """Unlabelled images most worth a label, best first: rank, image, name, kind, reason ...
+
+    They replace the suggestions of RUN/evaluation.json, and so those of the report.
+    """
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    material = load_material(run, pool=pool, device=device, console=console)
+    found = suggestions(material, n)
+    results = read_evaluation(material.run)
+    write_json(material.run / EVALUATION, {**results, "suggestions": found})
+    return found
+
+
+# Each gets the material, and what the parts before it have found.
+PARTS: dict[str, Callable[[Material, Figures], Figures]] = {
+    "soft-nn": _soft_nn,
+    "reliability": _reliability,
+    "confusion": _confusion,
+    "propagation": _propagation,
+    "baselines": _baselines,
+    "pool": _pool,
+    "labels": _labels,
+    "suggestions": _suggestions,
+    "snapshots": _snapshots,
+    "pictures": _pictures,
+}
+NEED_TESTS = ("soft-nn", "reliability", "confusion", "propagation", "baselines", "snapshots")
+NEED_IMAGES = ("snapshots", "pictures")
+NEED_IMAGES_RESULTS = ("over_training",)

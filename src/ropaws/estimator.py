@@ -1,0 +1,122 @@
+"""RoPAWS's classifier on feature arrays, as a scikit-learn estimator."""
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.evaluation.in_domain import TYPICAL_PRIOR, fitted_prior_temperature, nearest_fellow
+from ropaws.evaluation.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
+
+UNLABELED = -1
+
+
+class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Semi-supervised classifier that knows what it does not know, for features of any kind.
+
+    y == -1 marks the unlabelled rows. Rows are scaled to unit length and compared by cosine; labels are
+    propagated through the unlabelled rows, and a row far from every label is taken for out-of-class
+    (Eq. (12) and (13) of the RoPAWS paper). Time grows with n x voters, memory does not grow with n x n.
+
+    temperature: of the similarity kernel. prior_temperature: of the in-domain prior, 'auto' to take it from
+    the distances among the labelled rows, None for no prior. label_ratio: weight r of all labelled rows
+    against all unlabelled ones. voters: unlabelled rows that vote, at most; None for all of them.
+    random_state: of the choice of voters.
+
+    Attributes: classes_, transduction_ (label of each row of X), prior_temperature_, n_features_in_.
+    """
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.1,
+        prior_temperature: float | Literal["auto"] | None = "auto",
+        label_ratio: float = 5.0,
+        voters: int | None = VOTERS,
+        random_state: int = 0,
+    ) -> None:
+        self.temperature = temperature
+        self.prior_temperature = prior_temperature
+        self.label_ratio = label_ratio
+        self.voters = voters
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "RoPAWSClassifier":  # noqa: N803 - scikit-learn's name
+        """X (n, features), y (n,) class of each row, or -1."""
+        X, y = validate_data(self, X, y, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
+        check_classification_targets(y)
+        known = y != UNLABELED if np.issubdtype(y.dtype, np.number) else np.ones(len(y), bool)
+        if not known.any():
+            raise ValueError("y has no label: every entry is -1 (unlabelled); label at least one row a class")
+        self.classes_, numbers = np.unique(y[known], return_inverse=True)
+        points = _unit_rows(X)
+        self._support = points[torch.from_numpy(known)]
+        labels = torch.from_numpy(numbers)
+        self._labels = F.one_hot(labels, len(self.classes_)).float()
+        self.prior_temperature_ = self._chosen_prior_temperature(labels)
+        unlabeled = points[torch.from_numpy(~known)]
+        chosen = choose_voters(len(unlabeled), self.voters, seed=self.random_state)
+        self._voters = self._solve(unlabeled[chosen])
+        winners = numbers if self._voters is None else np.empty(len(X), np.int64)
+        if self._voters is not None:
+            mass = ask_voters(unlabeled, self._support, self._labels, self._voters, self._kernel)
+            mass[chosen] = self._voters.mass  # voters have no say on themselves
+            winners[known], winners[~known] = numbers, mass.argmax(dim=1).numpy()
+        self.transduction_ = self.classes_[winners]
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """The most likely class of each row."""
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Probability of each class; near uniform where a row looks out-of-class.   (n, classes)"""
+        return self._posterior(self._checked(X)).probs.double().numpy()
+
+    def in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Probability of belonging to any known class.   (n,)"""
+        return self._posterior(self._checked(X)).in_domain.double().numpy()
+
+    def _checked(self, X: Any) -> Tensor:  # noqa: N803
+        check_is_fitted(self)
+        return _unit_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False))
+
+    def _chosen_prior_temperature(self, labels: Tensor) -> float | None:
+        if self.prior_temperature != "auto":
+            return self.prior_temperature
+        return fitted_prior_temperature(nearest_fellow(self._support, labels), TYPICAL_PRIOR)
+
+    @property
+    def _kernel(self) -> Kernel:
+        return Kernel(
+            temperature=self.temperature,
+            prior_temperature=self.prior_temperature_,
+            label_ratio=self.label_ratio,
+        )
+
+    def _solve(self, voters: Tensor) -> Voters | None:
+        return solve_voters(voters, self._support, self._labels, self._kernel) if len(voters) else None
+
+    def _posterior(self, queries: Tensor) -> eq.Posterior:
+        """From the labels and the voters; without unlabelled rows, PAWS's prediction times the prior."""
+        if self._voters is not None:
+            mass = ask_voters(queries, self._support, self._labels, self._voters, self._kernel)
+        else:
+            mass = eq.soft_nn(queries, self._support, self._labels, temperature=self.temperature)
+            if self.prior_temperature_ is not None:
+                prior = eq.in_domain_prior(queries, self._support, temperature=self.prior_temperature_)
+                mass = mass * prior[:, None]
+        return eq.complete_posterior(mass)
+
+
+def _unit_rows(X: NDArray[Any]) -> Tensor:  # noqa: N803
+    """A row of zeros has no direction; it stays, similar to nothing."""
+    return F.normalize(torch.from_numpy(np.ascontiguousarray(X)).float(), dim=1, eps=math.sqrt(eq.TINY))

@@ -1,0 +1,170 @@
+"""Label propagation over pools of any size, in blocks: no n x n matrix is ever made.
+
+RoPAWS solves its posterior over a mini-batch. A pool of a million points is treated alike: a random
+sample of it, the voters, is solved to the fixed point; every other point then asks the labels and the
+voters once. With as many voters as points this is the closed form of Eq. (12) itself.
+
+Memory, in bytes, for m voters, s supports and blocks of b rows: about 4 m (m + s) if the votes of the
+voters fit into the memory allowed, else 16 b (m + s), where b is chosen to fit. Never n x n.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropaws import equations as eq
+
+VOTERS = 4096
+MEMORY = 1 << 29
+COPIES = 4  # of a block of votes that the softmax needs at once
+LEAST_BLOCK = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """How points vote for one another."""
+
+    temperature: float = 0.1
+    prior_temperature: float | None = 0.1  # None: every point is taken for in-class
+    label_ratio: float = 5.0
+    self_vote: bool = False
+
+
+class Voters(NamedTuple):
+    """Unlabelled points, and what they believe."""
+
+    points: Tensor  # (m, d) unit rows
+    mass: Tensor  # (m, c) q(y|x) of each, at the fixed point or after the iterations asked for
+    before: Tensor  # (m, c) one iteration earlier: what the others are told
+
+
+def solve_voters(
+    points: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    kernel: Kernel,
+    *,
+    iterations: int | None = None,
+    tolerance: float = 1e-4,
+    most: int = 1000,
+    memory: int = MEMORY,
+) -> Voters:
+    """The posterior mass of the points themselves, by iteration.
+
+    points (m, d), support (s, d), labels (s, c)  ->  mass (m, c). iterations=None: until no entry moves by
+    more than the tolerance. Votes are kept if they fit into the memory, and else computed anew each time.
+    """
+    if iterations is not None and iterations < 1:
+        raise ValueError(f"iterations must be None (fixed point) or at least 1, got {iterations}")
+    fits = 4 * len(points) * (len(points) + len(support)) <= memory
+    kept = list(_vote_blocks(points, support, kernel, memory)) if fits else None
+
+    def blocks() -> Iterable[Votes]:
+        return _vote_blocks(points, support, kernel, memory) if kept is None else kept
+
+    labels = labels.to(points.dtype)
+    start = torch.cat([votes.to_support @ labels for votes in blocks()])
+    before, mass = torch.zeros_like(start), start
+    for _ in range(most if iterations is None else iterations - 1):
+        before, mass = mass, start + torch.cat([votes.to_unlabeled @ mass for votes in blocks()])
+        if iterations is None and float((mass - before).abs().amax()) <= tolerance:
+            before = mass  # at the fixed point
+            break
+    return Voters(points, mass, before)
+
+
+class Votes(NamedTuple):
+    """A block of rows of [s_l | s_u], times the prior."""
+
+    to_support: Tensor  # (b, s)
+    to_unlabeled: Tensor  # (b, m)
+
+
+def _vote_blocks(points: Tensor, support: Tensor, kernel: Kernel, memory: int) -> Iterator[Votes]:
+    size = _block_rows(len(points) + len(support), memory)
+    for start in range(0, len(points), size):
+        rows = slice(start, start + size)
+        votes = eq.neighbor_weights(
+            points,
+            support,
+            temperature=kernel.temperature,
+            label_ratio=kernel.label_ratio,
+            self_vote=kernel.self_vote,
+            rows=rows,
+        )
+        yield Votes(*_times_prior(votes, points[rows], support, kernel))
+
+
+def _times_prior(
+    votes: tuple[Tensor, Tensor], queries: Tensor, support: Tensor, kernel: Kernel
+) -> tuple[Tensor, Tensor]:
+    if kernel.prior_temperature is None:
+        return votes
+    prior = eq.in_domain_prior(queries, support, temperature=kernel.prior_temperature)[:, None]
+    return prior * votes[0], prior * votes[1]
+
+
+def _block_rows(columns: int, memory: int) -> int:
+    return max(LEAST_BLOCK, memory // (4 * COPIES * columns))
+
+
+def ask_voters(
+    queries: Tensor, support: Tensor, labels: Tensor, voters: Voters, kernel: Kernel, *, memory: int = MEMORY
+) -> Tensor:
+    """Posterior mass of points that are no voters: one step of the propagation, Eq. (10).
+
+    queries (n, d), support (s, d), labels (s, c)  ->  (n, c)
+    """
+    size = _block_rows(len(voters.points) + len(support), memory)
+    beliefs = torch.cat([labels.to(queries.dtype), voters.before])
+    known = torch.cat([support, voters.points])
+    boost = queries.new_zeros(len(known))
+    boost[: len(support)] = eq.label_boost(len(voters.points), len(support), kernel.label_ratio)
+    parts = []
+    for part in queries.split(size):
+        votes = (eq.cosine(part, known) / kernel.temperature + boost).softmax(dim=1)
+        mass = votes @ beliefs
+        if kernel.prior_temperature is not None:
+            mass *= eq.in_domain_prior(part, support, temperature=kernel.prior_temperature)[:, None]
+        parts.append(mass)
+    return torch.cat(parts)
+
+
+def choose_voters(count: int, voters: int | None, *, seed: int = 0) -> Tensor:
+    """Positions of the points that vote: all, or so many of them at random.   ->  (m,) ascending"""
+    if voters is not None and voters < 1:
+        raise ValueError(f"voters must be None (all) or at least 1, got {voters}")
+    if voters is None or voters >= count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:voters].sort().values
+
+
+def pool_posterior(
+    points: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    kernel: Kernel,
+    *,
+    iterations: int | None = None,
+    tolerance: float = 1e-4,
+    voters: int | None = VOTERS,
+    seed: int = 0,
+    memory: int = MEMORY,
+) -> eq.Posterior:
+    """What RoPAWS believes of every point of a pool.
+
+    points (n, d), support (s, d), labels (s, c)  ->  Posterior((n, c), (n,))
+    voters=None: all points vote, which takes n^2 time; the memory stays bounded.
+    """
+    chosen = choose_voters(len(points), voters, seed=seed)
+    solved = solve_voters(
+        points[chosen], support, labels, kernel, iterations=iterations, tolerance=tolerance, memory=memory
+    )
+    if len(chosen) == len(points):
+        return eq.complete_posterior(solved.mass)
+    mass = ask_voters(points, support, labels, solved, kernel, memory=memory)
+    mass[chosen] = solved.mass  # they do not vote for themselves
+    return eq.complete_posterior(mass)
