@@ -53,7 +53,9 @@ def frozen_features(images: np.ndarray, cache: Path, *, views: int, seed: int) -
         network = pretrained()
         random = torch.Generator().manual_seed(seed)
         centre, drawn = [], []
-        for part in track(pixels.split(BATCH), f"{cache.stem}: {len(pixels):,} images, {views + 1} views each"):
+        for part in track(
+            pixels.split(BATCH), f"{cache.stem}: {len(pixels):,} images, {views + 1} views each"
+        ):
             centre.append(_describe(network, centre_view(part, 32, TO_UNIT)))
             rows = [_describe(network, augment(part, VIEW, TO_UNIT, random)) for _ in range(views)]
             drawn.append(torch.stack(rows, dim=1) if rows else torch.empty(len(part), 0, 1280))

@@ -21,8 +21,9 @@ LEVELS = {
     "gallery": 9, "labels_file": 9,
     "analysis": 10,
     "demo": 11, "options": 11,
-    "cli": 12,
-    "__main__": 13, "__init__": 13,
+    "analysis_commands": 12,
+    "cli": 13,
+    "__main__": 14, "__init__": 14,
 }  # fmt: skip
 
 

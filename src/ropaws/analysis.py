@@ -1,6 +1,8 @@
 """evaluate(run): the paper's analyses of a trained run, a part each; evaluation.json is their result."""
 
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,19 @@ from ropaws.evaluation.propagation import VOTERS, choose_voters, pool_posterior
 from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
 from ropaws.evaluation.sskde import fit_sskde
 from ropaws.evaluation.suggestions import suggest as suggest_points
-from ropaws.folder import EVALUATION, training_seconds
+from ropaws.folder import CONFIG, EVALUATION, SPLIT, training_seconds
 from ropaws.gallery import PICTURES, draw_gallery
 from ropaws.material import HIDDEN, OUT, POOL, Material, load_material
+from ropaws.methods import Supervised
 from ropaws.naming import nearest
+from ropaws.run import resume, train
 from ropaws.trained import load_run
-from ropaws.training.checkpoint import read_json, snapshots, write_json
+from ropaws.training.checkpoint import MODEL, read_json, snapshots, write_json
 
 ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point
 BARS = 20  # of the histograms
 SUGGESTIONS = 50
+BASELINE = "supervised"  # folder inside the run, with a run on the labels alone
 Figures = dict[str, Any]
 
 
@@ -58,7 +63,8 @@ def evaluate(
     for name in names:
         if not has_tests and name in NEED_TESTS:
             continue
-        with console.status(f"{name} ..."):
+        # Training has a progress bar of its own.
+        with contextlib.nullcontext() if name in COSTLY else console.status(f"{name} ..."):
             try:
                 results.update(PARTS[name](material, results))
             except (OSError, ValueError) as error:
@@ -73,7 +79,7 @@ def evaluate(
 
 def _checked(only: Sequence[str] | None) -> list[str]:
     if only is None:
-        return list(PARTS)
+        return [name for name in PARTS if name not in COSTLY]
     for name in only:
         if name not in PARTS:
             known = ", ".join(PARTS)
@@ -368,6 +374,28 @@ def suggest(
     return found
 
 
+def _supervised(material: Material, _: Figures) -> Figures:
+    """The same network, steps and labels without the unlabelled images: what did they bring?
+
+    A run of its own in RUN/supervised; one that was interrupted goes on.
+    """
+    folder = material.run / BASELINE
+    if not (folder / MODEL).exists():
+        if (folder / CONFIG).exists():
+            resume(folder, console=material.console)
+        else:
+            config = material.config
+            data = replace(config.data, split=material.run / SPLIT, label_fraction=None)
+            settings = replace(config.train, keep_every=None)
+            train(
+                replace(config, method=Supervised(), data=data, train=settings),
+                folder,
+                console=material.console,
+            )
+    found = evaluate(folder, only=("soft-nn",), device=material.device, console=material.console)
+    return {"supervised": {name: found[name] for name in ("accuracy", "ece", "auroc") if name in found}}
+
+
 # Each gets the material, and what the parts before it have found.
 PARTS: dict[str, Callable[[Material, Figures], Figures]] = {
     "soft-nn": _soft_nn,
@@ -380,7 +408,9 @@ PARTS: dict[str, Callable[[Material, Figures], Figures]] = {
     "suggestions": _suggestions,
     "snapshots": _snapshots,
     "pictures": _pictures,
+    "supervised": _supervised,
 }
-NEED_TESTS = ("soft-nn", "reliability", "confusion", "propagation", "baselines", "snapshots")
+COSTLY = ("supervised",)  # only when asked for
+NEED_TESTS = ("soft-nn", "reliability", "confusion", "propagation", "baselines", "snapshots", "supervised")
 NEED_IMAGES = ("snapshots", "pictures")
-NEED_IMAGES_RESULTS = ("over_training",)
+NEED_IMAGES_RESULTS = ("over_training", "supervised")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes
-from ropaws.analysis import evaluate
+from ropaws.analysis_commands import run_compare, run_evaluate, run_report, run_suggest
 from ropaws.config import RunConfig, make_method, method_name, read_config, to_json
 from ropaws.data.check import check_data
 from ropaws.data.listing import list_unlabeled, merge
@@ -27,7 +27,7 @@ from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.launch import planned_place
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
-from ropaws.options import Check, Datasets, Evaluate, Finetune, Predict, Recipes, Train, check_flags, parse
+from ropaws.options import Check, Datasets, Finetune, Predict, Recipes, Train, check_flags, parse
 from ropaws.own_data import Choice, fit_settings, parse_budget
 from ropaws.report.tables import COLUMNS
 from ropaws.run import TrainingStopped, resume, train
@@ -44,7 +44,10 @@ commands:
   demo       compare supervised, PAWS and RoPAWS on embedded images: a table and a page
   check      look at your own pictures before training
   train      train a model; every setting is an option
-  evaluate   test a trained run
+  evaluate   analyse a trained run: accuracy, calibration, out-of-class, propagation, baselines
+  report     show a run on one page
+  compare    put runs side by side
+  suggest    say which unlabelled images are most worth a label
   finetune   fine-tune a trained run on its labels, or train a linear probe
   predict    label pictures with a trained run, and tell which belong to no class
   datasets   list the named datasets and mixes, or get and count one
@@ -79,7 +82,10 @@ def _dispatch(arguments: list[str]) -> None:
         "demo": _demo,
         "check": _check,
         "train": _train,
-        "evaluate": _evaluate,
+        "evaluate": run_evaluate,
+        "report": run_report,
+        "compare": run_compare,
+        "suggest": run_suggest,
         "finetune": _finetune,
         "predict": _predict,
         "datasets": _datasets,
@@ -218,22 +224,6 @@ def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> Ru
         "say what to train: --labeled FOLDER for your own pictures, --recipe NAME (see `ropaws recipes`),"
         " or a config.json to start from"
     )
-
-
-def _evaluate(arguments: list[str]) -> None:
-    check_flags(arguments, Evaluate)
-    command = parse(Evaluate, "evaluate", arguments)
-    results = evaluate(command.run, device=command.device)
-    if command.json:
-        print(json.dumps(results, indent=2))
-        return
-    table = Table(title=str(command.run))
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    for key, name in COLUMNS.items():
-        if key in results:
-            table.add_row(name, f"{results[key]:.1f}" if key == "seconds" else f"{100 * results[key]:.1f} %")
-    Console().print(table)
 
 
 def _finetune(arguments: list[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, TypeVar
 import tyro
 
 from ropaws.config import RunConfig
+from ropaws.material import POOL
 from ropaws.naming import nearest
 from ropaws.tuning import EPOCHS, RATES
 
@@ -59,14 +60,79 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Test a run on the test images of its data; also written to RUN/evaluation.json."""
+    """Analyse a run: accuracy, calibration, detection, label propagation, baselines, the pile, its labels.
+
+    Written to RUN/evaluation.json and RUN/pictures.json, from which `ropaws report` makes a page. Embeddings
+    are kept in RUN/embeddings.safetensors, so that a second call is quick and needs no images.
+
+    ropaws evaluate runs/mine --only soft-nn propagation
+    """
 
     run: tyro.conf.Positional[Path]
     """A run folder."""
+    only: tuple[str, ...] = ()
+    """Only these: soft-nn, reliability, confusion, propagation, baselines, pool, labels, suggestions,
+    snapshots, pictures; and supervised, which trains the same network on the labels alone to compare with."""
+    pool: int = POOL
+    """Unlabelled images to look at, at most; 0 for all."""
     device: str | None = None
     """Where to compute; by default as the run was trained: auto, cpu, cuda ..."""
     json: bool = False
     """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Show a run on one self-contained page: what it learned, how sure it is, what to label next.
+
+    Reads the run folder alone. A run that was not evaluated yet is evaluated first, for which its images
+    must be there.
+
+    ropaws report runs/mine
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    out: Path | None = None
+    """The page; by default RUN/report.html."""
+    baseline: Path | None = None
+    """A run on the labels alone to compare with; by default RUN/supervised, if it is there."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Put runs side by side; those that differ in the seed alone become one row with mean and deviation.
+
+    ropaws compare runs/paws-* runs/ropaws-* --out comparison.html
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders that were evaluated; gains are over the first."""
+    out: Path | None = None
+    """Also write a page."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class Suggest:
+    """Which unlabelled images are most worth a label, best first, and why.
+
+    ropaws suggest runs/mine --n 50 --out next.csv
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    n: int = 50
+    """How many."""
+    out: Path | None = None
+    """Also write them to a .csv or .json file."""
+    pool: int = POOL
+    """Unlabelled images to choose from, at most; 0 for all."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained."""
 
 
 @dataclass(frozen=True)

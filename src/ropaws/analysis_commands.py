@@ -1,0 +1,187 @@
+"""`ropaws evaluate`, `report`, `compare` and `suggest`: call, and print what was found."""
+
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ropaws.analysis import evaluate, read_evaluation, suggest
+from ropaws.folder import CONFIG, EVALUATION
+from ropaws.gallery import PICTURES
+from ropaws.options import Compare, Evaluate, Report, Suggest, check_flags, parse
+from ropaws.report.compare_page import write_comparison
+from ropaws.report.comparison import compare_runs
+from ropaws.report.run_page import write_report
+from ropaws.report.tables import COLUMNS
+from ropaws.training.checkpoint import write_atomically, write_json
+
+MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
+
+
+def run_evaluate(arguments: list[str]) -> None:
+    check_flags(arguments, Evaluate)
+    command = parse(Evaluate, "evaluate", arguments)
+    results = evaluate(command.run, only=command.only or None, pool=command.pool, device=command.device)
+    if command.json:
+        print(json.dumps(results, indent=2))
+        return
+    _show_figures(command.run, results)
+
+
+def _show_figures(run: Path, results: dict[str, Any]) -> None:
+    console = Console()
+    rows = [
+        [name, f"{results[key]:.1f}" if key == "seconds" else _percent(results[key])]
+        for key, name in MEASURES.items()
+        if key in results
+    ]
+    console.print(_table(str(run), ["measure", "value"], rows))
+    if "baselines" in results or "supervised" in results:
+        rivals = {"soft nearest neighbours": results.get("accuracy"), **results.get("baselines", {})}
+        if "supervised" in results:
+            rivals["labels alone, same network"] = results["supervised"].get("accuracy")
+        ways = [[name, _percent(value)] for name, value in rivals.items() if value is not None]
+        console.print(_table("Accuracy of classifiers on this embedding", ["classifier", "accuracy"], ways))
+    if "propagation" in results:
+        steps = [
+            [
+                "fixed point" if row["iterations"] is None else str(row["iterations"]),
+                *(_percent(row.get(key)) for key in ("accuracy", "confidence_in", "confidence_out")),
+            ]
+            for row in results["propagation"]
+        ]
+        head = ["iterations", "accuracy", "conf. in", "conf. out"]
+        console.print(_table("Label propagation among the test images", head, steps))
+    _say_pool(results)
+
+
+def _say_pool(results: dict[str, Any]) -> None:
+    pool = results.get("pool")
+    if pool:
+        print(
+            f"{pool['out_of_class']:.0%} of {pool['seen']:,} unlabelled images look out-of-class"
+            f" (in-domain probability below {pool['threshold']:.2f})."
+        )
+        if "accuracy" in pool:
+            print(f"Of {pool['known']:,} whose true class is known, {_percent(pool['accuracy'])} get it.")
+    if results.get("doubts"):
+        print(f"{len(results['doubts'])} labels are doubted by their neighbours; `ropaws report` shows them.")
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=escape(title))
+    for number, name in enumerate(head):
+        table.add_column(escape(name), justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def run_report(arguments: list[str]) -> None:
+    check_flags(arguments, Report)
+    command = parse(Report, "report", arguments)
+    if not (command.run / CONFIG).is_file():
+        raise FileNotFoundError(f"{command.run} is not a run folder: it has no {CONFIG}")
+    if command.out is not None and not command.out.parent.is_dir():
+        raise FileNotFoundError(f"--out: no folder {command.out.parent}; make it first")
+    if command.baseline is not None and not (command.baseline / EVALUATION).is_file():
+        raise FileNotFoundError(
+            f"--baseline: {command.baseline} has no {EVALUATION}; run `ropaws evaluate {command.baseline}`"
+        )
+    if not _evaluated(command.run):
+        try:
+            evaluate(command.run, device=command.device)
+        except (OSError, ValueError) as error:
+            # The page is made from what the folder has; it says itself what is missing.
+            Console(stderr=True).print(
+                f"Not evaluated: {error}", highlight=False, soft_wrap=True, markup=False
+            )
+    print(f"Written: {write_report(command.run, command.out, baseline=command.baseline)}")
+
+
+def _evaluated(run: Path) -> bool:
+    """Was the whole of `ropaws evaluate` run, and not a part of it, or an earlier version?"""
+    return "pool" in read_evaluation(run) and (run / PICTURES).exists()
+
+
+def run_compare(arguments: list[str]) -> None:
+    check_flags(arguments, Compare)
+    command = parse(Compare, "compare", arguments)
+    if not command.runs:
+        raise ValueError("name the run folders to compare: ropaws compare runs/one runs/two")
+    for run in command.runs:
+        if not run.is_dir():
+            raise FileNotFoundError(f"no run folder at {run}")
+    comparison = compare_runs(command.runs)
+    if command.out is not None:
+        write_atomically(command.out, lambda path: write_comparison(comparison, path))
+    console = Console(stderr=True)
+    for line in comparison.left_out:
+        console.print(f"left out {line}", highlight=False, soft_wrap=True, markup=False)
+    if command.json:
+        found = [
+            {
+                "run": group.name,
+                "folders": [str(files.run) for files in group.runs],
+                "mean": {name: statistics.mean(values) for name, values in group.figures.items()},
+                "values": group.figures,
+                "settings": {name: group.settings.get(name) for name in comparison.varied},
+            }
+            for group in comparison.groups
+        ]
+        print(json.dumps(found, indent=2))
+    else:
+        Console().print(_table("In percent, mean and deviation over seeds", *comparison.rows()))
+        if comparison.varied and len(comparison.groups) > 1:
+            Console().print(_table("What differs", *comparison.settings_rows()))
+    if command.out is not None:
+        console.print(f"Written: {command.out}", highlight=False)
+
+
+def run_suggest(arguments: list[str]) -> None:
+    check_flags(arguments, Suggest)
+    command = parse(Suggest, "suggest", arguments)
+    if command.out is not None:
+        if command.out.suffix not in (".csv", ".json"):
+            raise ValueError(f"--out must end in .csv or .json, got {command.out}")
+        if not command.out.parent.is_dir():
+            raise FileNotFoundError(f"--out: no folder {command.out.parent}; make it first")
+    found = suggest(command.run, n=command.n, pool=command.pool, device=command.device)
+    if not found:
+        print("There is no unlabelled image to suggest.")
+        return
+    rows = [[str(item["rank"]), item["name"], item["reason"]] for item in found]
+    table = Table(title=f"Most worth a label in {escape(str(command.run))}")
+    table.add_column("", justify="right")
+    table.add_column("image", overflow="fold")
+    table.add_column("why")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+    if command.out is not None:
+        _write_suggestions(command.out, found)
+        print(f"Written: {command.out}")
+
+
+def _write_suggestions(out: Path, found: Sequence[dict[str, Any]]) -> None:
+    if out.suffix == ".json":
+        write_json(out, found)
+        return
+
+    def put(path: Path) -> None:
+        with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.DictWriter(file, fieldnames=list(found[0]))
+            writer.writeheader()
+            writer.writerows(found)
+
+    write_atomically(out, put)

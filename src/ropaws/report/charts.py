@@ -1,0 +1,149 @@
+"""Small charts as SVG, in the colours of the page; every bar and line says its value on hover."""
+
+from collections.abc import Mapping, Sequence
+
+from ropaws.report.page import esc
+
+WIDTH, HEIGHT = 420, 230
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34
+LINES = ("var(--one)", "var(--two)", "var(--three)", "var(--four)", "var(--five)", "var(--six)")
+# Okabe and Ito's colours, which colour-blind readers can tell apart; black is for out-of-class.
+COLORS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#B8A800")
+OUT = "#000000"
+
+
+def class_color(number: int) -> str:
+    """Of a class; beyond the first ones around the colour wheel by the golden angle."""
+    if number < 0:
+        return OUT
+    return COLORS[number] if number < len(COLORS) else f"hsl({number * 137.5 % 360:.0f} 65% 45%)"
+
+
+class Axes:
+    """A plot area: data coordinates in, SVG coordinates out."""
+
+    def __init__(self, x: tuple[float, float], y: tuple[float, float]) -> None:
+        self.x, self.y = x, y
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across = (x - self.x[0]) / ((self.x[1] - self.x[0]) or 1)
+        up = (y - self.y[0]) / ((self.y[1] - self.y[0]) or 1)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+    def frame(self, x_label: str, y_label: str) -> str:
+        """Axes with three marks each."""
+        parts = []
+        for share in (0.0, 0.5, 1.0):
+            x, y = (low + share * (high - low) for low, high in (self.x, self.y))
+            across, bottom = self.at(x, self.y[0])
+            left, up = self.at(self.x[0], y)
+            anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
+            parts.append(
+                f'<text x="{across:.1f}" y="{bottom + 14:.1f}" text-anchor="{anchor}">{_mark(x)}</text>'
+            )
+            parts.append(f'<text x="{left - 5:.1f}" y="{up + 4:.1f}" text-anchor="end">{_mark(y)}</text>')
+            end = self.at(self.x[1], y)[0]
+            parts.append(f'<line class="axis" x1="{left:.1f}" x2="{end:.1f}" y1="{up:.1f}" y2="{up:.1f}"/>')
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        parts.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{esc(x_label)}</text>')
+        turned = f'transform="translate(11 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)"'
+        parts.append(f'<text {turned} text-anchor="middle">{esc(y_label)}</text>')
+        return "".join(parts)
+
+
+def _mark(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
+
+
+def _svg(content: str, label: str) -> str:
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{esc(label)}">{content}</svg>'
+
+
+def legend(colors: Mapping[str, str]) -> str:
+    items = "".join(
+        f'<span><span class="dot" style="background:{color}"></span>{esc(name)}</span>'
+        for name, color in colors.items()
+    )
+    return f'<div class="legend">{items}</div>'
+
+
+def line_chart(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x_label: str,
+    y_label: str,
+    y: tuple[float, float] | None = None,
+) -> str:
+    """Lines over one axis; those without a point are left out."""
+    series = {name: points for name, points in series.items() if points}
+    xs = [point[0] for points in series.values() for point in points]
+    ys = [point[1] for points in series.values() for point in points]
+    if not xs:
+        raise ValueError("nothing to draw")
+    margin = 0.05 * (max(ys) - min(ys)) or 0.05 * abs(max(ys)) or 1.0
+    axes = Axes((min(xs), max(xs)), y or (min(ys) - margin, max(ys) + margin))
+    parts = [axes.frame(x_label, y_label)]
+    for number, (name, points) in enumerate(series.items()):
+        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (axes.at(*point) for point in points))
+        last = points[-1][1]
+        color = LINES[number % len(LINES)]
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8">'
+            f"<title>{esc(name)}: {last:.4g} at the end</title></polyline>"
+        )
+        if len(points) < 30:
+            parts += [
+                f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.6" fill="{color}"><title>{esc(name)}: {v:.4g}'
+                f"</title></circle>"
+                for (a, b), (_, v) in zip((axes.at(*point) for point in points), points, strict=True)
+            ]
+    names = {name: LINES[number % len(LINES)] for number, name in enumerate(series)}
+    return _svg("".join(parts), y_label) + (legend(names) if len(series) > 1 else "")
+
+
+def histogram(counts: Mapping[str, Sequence[int]], *, x_label: str, threshold: float | None = None) -> str:
+    """Shares of values from 0 to 1, for each group; a dashed rule marks the threshold."""
+    shares = {name: [n / (sum(values) or 1) for n in values] for name, values in counts.items()}
+    top = max(max(values) for values in shares.values()) or 1.0
+    axes = Axes((0.0, 1.0), (0.0, top))
+    parts = [axes.frame(x_label, "share of images")]
+    for number, (name, values) in enumerate(shares.items()):
+        for place, share in enumerate(values):
+            left, up = axes.at((place + number / len(shares)) / len(values), share)
+            right, bottom = axes.at((place + (number + 1) / len(shares)) / len(values), 0)
+            parts.append(
+                f'<rect x="{left:.1f}" y="{up:.1f}" width="{max(0.5, right - left - 0.6):.1f}"'
+                f' height="{bottom - up:.1f}" fill="{LINES[number]}">'
+                f"<title>{esc(name)}: {counts[name][place]:,} images</title></rect>"
+            )
+    if threshold is not None:
+        x, low = axes.at(threshold, 0)
+        parts.append(f'<line class="rule" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{low:.1f}"/>')
+        side, shift = ("start", 4) if threshold < 0.7 else ("end", -4)
+        parts.append(
+            f'<text x="{x + shift:.1f}" y="{TOP + 9}" text-anchor="{side}">threshold {threshold:.2f}</text>'
+        )
+    names = {name: LINES[number] for number, name in enumerate(counts)}
+    return _svg("".join(parts), x_label) + (legend(names) if len(counts) > 1 else "")
+
+
+def reliability_diagram(bins: Sequence[Mapping[str, float]]) -> str:
+    """Accuracy of predictions of each confidence; on the dashed line they are equal."""
+    axes = Axes((0.0, 1.0), (0.0, 1.0))
+    parts = [axes.frame("confidence", "accuracy")]
+    most = max(item["images"] for item in bins) or 1
+    for item in bins:
+        if not item["images"]:
+            continue
+        left, up = axes.at(item["low"], item["accuracy"])
+        right, bottom = axes.at(item["high"], 0)
+        parts.append(
+            f'<rect x="{left + 0.5:.1f}" y="{up:.1f}" width="{right - left - 1:.1f}"'
+            f' height="{bottom - up:.1f}"'
+            f' fill="var(--one)" opacity="{0.25 + 0.75 * item["images"] / most:.2f}"><title>confidence'
+            f" {item['confidence']:.0%}, right {item['accuracy']:.0%} of {item['images']:,}"
+            f" images</title></rect>"
+        )
+    (a, b), (c, d) = axes.at(0, 0), axes.at(1, 1)
+    parts.append(f'<line class="rule" x1="{a}" y1="{b}" x2="{c}" y2="{d}"/>')
+    return _svg("".join(parts), "reliability diagram")

@@ -1,0 +1,172 @@
+"""The sections of a report that show images."""
+
+import json
+from typing import Any
+
+from ropaws.report.charts import OUT, class_color
+from ropaws.report.page import esc
+from ropaws.report.run_files import MissingError, RunFiles
+
+SHOWN_DOUBTS = 24
+SCATTER = 640
+NAME = 60  # characters of a file name, from its end
+
+
+def _picture(files: RunFiles, key: str, label: str) -> str:
+    uri = files.thumbnail(key)
+    if uri is None:
+        return f'<img alt="{esc(label)} (no thumbnail)" src="data:,">'
+    tiny = ' class="tiny"' if uri.startswith("data:image/png") else ""
+    return f'<img{tiny} alt="{esc(label)}" title="{esc(label)}" src="{esc(uri)}">'
+
+
+def _tile(files: RunFiles, key: str, label: str, words: str) -> str:
+    return f'<div class="tile">{_picture(files, key, label)}{words}</div>'
+
+
+def projection(files: RunFiles) -> str:
+    """A map of the embedding; hovering or tapping a point shows its image."""
+    found = files.pictures["projection"]
+    if found is None:
+        raise MissingError("there are too few images for a t-SNE")
+    names = files.class_names
+    xs, ys = zip(*found["points"], strict=True)
+    left, top = min(xs), min(ys)
+    scale = (SCATTER - 20) / (max(max(xs) - left, max(ys) - top) or 1)
+    # Out-of-class points first, so that the classes are drawn over them.
+    order = sorted(range(len(xs)), key=lambda i: found["labels"][i] >= 0)
+    dots = "".join(
+        f'<circle cx="{10 + (xs[i] - left) * scale:.1f}" cy="{10 + (ys[i] - top) * scale:.1f}"'
+        f' r="{3.2 if found["labels"][i] >= 0 else 2.4}" fill="{class_color(found["labels"][i])}"'
+        f' data-i="{i}" data-c="{found["labels"][i]}"/>'
+        for i in order
+    )
+    used = sorted({number for number in found["labels"] if number >= 0})
+    buttons = "".join(
+        f'<button type="button" data-c="{number}"><span class="dot" style="background:{class_color(number)}">'
+        f"</span>{esc(names[number])}</button>"
+        for number in used
+    )
+    if any(number < 0 for number in found["labels"]):
+        buttons += (
+            f'<button type="button" data-c="-1"><span class="dot" style="background:{OUT};'
+            'border:1px solid var(--dim)"></span>out-of-class</button>'
+        )
+    tips = {
+        "thumbnails": [files.thumbnail(key) for key in found["keys"]],
+        "lines": [_lines(found, names, i) for i in range(len(xs))],
+    }
+    what = (
+        "Test images; the colour is the true class."
+        if found["of"] == "test"
+        else "Unlabelled images; the colour is the class that they look like."
+    )
+    payload = json.dumps(tips).replace("<", "\\u003c")  # nothing inside can end the script element
+    return (
+        f"<p>{what} Out-of-class ones are black. Hover over a point, or tap it, to see the image; tap"
+        f" a class to"
+        f' hide it.</p><div class="legend" id="classes">{buttons}</div>'
+        f'<figure class="large"><svg id="map" class="plot" viewBox="0 0 {SCATTER} {SCATTER}" role="img"'
+        f' aria-label="t-SNE of the embeddings" style="max-width:44rem">{dots}</svg></figure>'
+        f'<script type="application/json" id="tips">{payload}</script>'
+    )
+
+
+def _lines(found: dict[str, Any], names: list[str], i: int) -> list[str]:
+    label = found["labels"][i]
+    truth = names[label] if label >= 0 else "out-of-class"
+    known = "is" if found["of"] == "test" else "looks"
+    return [
+        f"{known} {truth}",
+        f"predicted {names[found['predicted'][i]]}, {found['confidence'][i]:.0%}",
+        f"in-domain {found['in_domain'][i]:.0%}",
+    ]
+
+
+def confident(files: RunFiles) -> str:
+    rows = ""
+    for item in files.pictures["confident"]:
+        tiles = "".join(
+            _tile(files, image["key"], image["name"], f"{image['confidence']:.0%}")
+            for image in item["images"]
+        )
+        shown = tiles or '<span class="dim">none</span>'
+        rows += f'<h3>{esc(item["class"])}</h3><div class="grid">{shown}</div>'
+    return f"<p>Unlabelled images that most surely belong to each class, with the confidence.</p>{rows}"
+
+
+def neighbors(files: RunFiles) -> str:
+    parts = {"in-class": "", "out-of-class": ""}
+    for query in files.pictures["neighbors"]:
+        truth = query["truth"] or query["kind"]
+        first = _tile(files, query["key"], truth, f"{esc(truth)}<br>in-domain {query['in_domain']:.0%}")
+        others = "".join(
+            _tile(files, item["key"], item["label"], f"{esc(item['label'])}<br>{item['similarity']:.2f}")
+            for item in query["neighbors"]
+        )
+        parts[query["kind"]] += f'<div class="query">{first}{others}</div>'
+    shown = "".join(f"<div><h3>{kind} queries</h3>{rows}</div>" for kind, rows in parts.items() if rows)
+    if not shown:
+        raise MissingError("there is no image to ask for")
+    return (
+        "<p>A query, and the labelled images most similar to it with their cosine similarity. A"
+        " robust model finds"
+        f" look-alikes of out-of-class images too, but at lower similarity.</p>{shown}"
+    )
+
+
+def outside(files: RunFiles) -> str:
+    found = files.pictures["outside"]
+    if not found:
+        return "<p>No unlabelled image looks out-of-class.</p>"
+    tiles = "".join(
+        _tile(files, item["key"], item["name"], f"in-domain {item['in_domain']:.1%}") for item in found
+    )
+    return f'<p>Unlabelled images farthest from every label.</p><div class="grid">{tiles}</div>'
+
+
+def doubts(files: RunFiles) -> str:
+    found = files.found("doubts")
+    if not found:
+        return "<p>No label is contradicted by a majority of its neighbours.</p>"
+    items = "".join(
+        _item(
+            files,
+            doubt["image"],
+            f"<b>{esc(doubt['label'])}</b>, or {esc(doubt['suspected'])}?<br>{doubt['other']:.0%} of"
+            f" the vote against"
+            f" {doubt['own']:.0%}<br><span class=dim>{esc(doubt['name'][-NAME:])}</span>",
+        )
+        for doubt in found[:SHOWN_DOUBTS]
+    )
+    more = f" The first {SHOWN_DOUBTS} are shown." if len(found) > SHOWN_DOUBTS else ""
+    return (
+        f"<p>{len(found)} labelled images whose neighbours vote for another class, each judged"
+        f" without its own"
+        f" label. Look at them: a label may be wrong, or a class hard.{more}</p>"
+        f'<div class="list">{items}</div>'
+    )
+
+
+def suggestions(files: RunFiles) -> str:
+    found = files.found("suggestions")
+    if not found:
+        return "<p>There is no unlabelled image to label.</p>"
+    items = "".join(
+        _item(
+            files,
+            item["image"],
+            f"<b>{item['rank']}.</b> {esc(item['reason'])}<br><span"
+            f" class=dim>{esc(item['name'][-NAME:])}</span>",
+        )
+        for item in found
+    )
+    return (
+        "<p>Labels for these would teach the most: each stands for many doubtful images that no"
+        " label explains yet,"
+        f' or for a likely new class.</p><div class="list">{items}</div>'
+    )
+
+
+def _item(files: RunFiles, image: int, words: str) -> str:
+    return f'<div class="item">{_picture(files, f"train/{image}", str(image))}<div>{words}</div></div>'

@@ -1,0 +1,100 @@
+"""A run folder as the report sees it: files, any of which may be missing or damaged."""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+
+class MissingError(Exception):
+    """A part of a run folder that a section needs is not there; says what to do about it."""
+
+
+class RunFiles:
+    """Reads a file when a section asks for it, and says why it cannot."""
+
+    def __init__(self, run: Path, baseline: Path | None = None) -> None:
+        self.run = run
+        # Training on the labels alone: a run named, or the one that `evaluate --only supervised` makes.
+        self.baseline = baseline or run / "supervised"
+
+    def read(self, name: str) -> dict[str, Any]:
+        return _read_object(self.run / name, self.run)
+
+    @cached_property
+    def evaluation(self) -> dict[str, Any]:
+        return self.read("evaluation.json")
+
+    @cached_property
+    def pictures(self) -> dict[str, Any]:
+        return self.read("pictures.json")
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return self.read("config.json")
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        return self.read("data.json")
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        return [str(name) for name in self.data["class_names"]]
+
+    @cached_property
+    def metrics(self) -> list[dict[str, float]]:
+        """The lines that can be read; a crash may have left the last one cut off."""
+        path = self.run / "metrics.jsonl"
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            raise MissingError(f"there is no {path.name}; the run was not trained") from None
+        rows = []
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(row, dict) and "step" in row:
+                rows.append(row)
+        if not rows:
+            raise MissingError(f"{path.name} has no line that can be read")
+        return rows
+
+    @cached_property
+    def supervised(self) -> dict[str, Any] | None:
+        """Figures of training on the labels alone; None if there was no such run."""
+        try:
+            return _read_object(self.baseline / "evaluation.json", self.baseline)
+        except MissingError:
+            return None
+
+    def found(self, name: str) -> Any:
+        """A part of evaluation.json."""
+        try:
+            return self.evaluation[name]
+        except KeyError:
+            raise MissingError(
+                f"evaluation.json has no {name!r}: the data has no test images, or `ropaws evaluate"
+                f" {self.run}`"
+                " has not been run with this version"
+            ) from None
+
+    def thumbnail(self, key: str) -> str | None:
+        try:
+            uri = self.pictures["thumbnails"].get(key)
+        except (MissingError, KeyError, AttributeError):
+            return None
+        return uri if isinstance(uri, str) and uri.startswith("data:image/") else None
+
+
+def _read_object(path: Path, run: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MissingError(f"there is no {path.name}; `ropaws evaluate {run}` writes one") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise MissingError(f"{path.name} cannot be read ({error})") from None
+    if not isinstance(value, dict):
+        raise MissingError(f"{path.name} is not a JSON object")
+    return value

@@ -1,0 +1,84 @@
+"""`ropaws report`: one run folder as one page."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ropaws.report import grids, sections
+from ropaws.report.page import esc, page
+from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.report.verdict import verdict
+
+# Anything that a damaged file can make a section stumble over.
+DAMAGE = (MissingError, KeyError, IndexError, TypeError, ValueError, AttributeError, OSError)
+
+SECTIONS: dict[str, Callable[[RunFiles], str]] = {
+    "Against simpler ways": sections.comparison,
+    "The pile": sections.pile,
+    "Confidence, in-class and out-of-class": sections.confidence,
+    "Calibration": sections.calibration,
+    "The embedding": grids.projection,
+    "Label propagation, step by step": sections.propagation,
+    "Which class is taken for which": sections.confusion,
+    "Most confident of each class": grids.confident,
+    "Nearest labelled images": grids.neighbors,
+    "Most out-of-class": grids.outside,
+    "Doubtful labels": grids.doubts,
+    "What to label next": grids.suggestions,
+    "Training": sections.curves,
+    "Settings": sections.settings,
+    "Data": sections.data,
+    "Environment": sections.environment,
+}
+
+
+def write_report(
+    run: Path | str, out: Path | str | None = None, *, baseline: Path | str | None = None
+) -> Path:
+    """One self-contained page from a run folder alone; RUN/report.html by default.
+
+    baseline: a run on the labels alone to compare with; by default RUN/supervised, if it is there. What is
+    missing or damaged in the folder costs its section, and is listed at the end.
+    """
+    run = Path(run)
+    if not run.is_dir():
+        raise FileNotFoundError(f"no run folder at {run}; `ropaws train` makes one")
+    files = RunFiles(run, None if baseline is None else Path(baseline))
+    path = run / "report.html" if out is None else Path(out)
+    path.write_text(render(files), encoding="utf-8")
+    return path
+
+
+def render(files: RunFiles) -> str:
+    missing: list[tuple[str, str]] = []
+    body = [f"<h1>{esc(files.run.name)}</h1>", f'<p class="dim">{_about(files)}</p>']
+    body.append(f'<p class="verdict">{_guarded("verdict", lambda f: esc(verdict(f)), files, missing)}</p>')
+    body.append(_guarded("key figures", sections.key_figures, files, missing))
+    for title, section in SECTIONS.items():
+        content = _guarded(title, section, files, missing)
+        if content:
+            body.append(f"<section><h2>{esc(title)}</h2>{content}</section>")
+    if missing:
+        lines = "".join(f"<li>{esc(title)}: {esc(reason)}</li>" for title, reason in missing)
+        body.append(f'<section class="missing"><h2>Not shown</h2><ul>{lines}</ul></section>')
+    body.append('<div id="tip" role="status"></div>')
+    return page(f"{files.run.name} - ropaws", "\n".join(body), script=True)
+
+
+def _guarded(
+    title: str, section: Callable[[RunFiles], str], files: RunFiles, missing: list[tuple[str, str]]
+) -> str:
+    try:
+        return section(files)
+    except MissingError as reason:
+        missing.append((title, str(reason)))
+    except DAMAGE as error:
+        missing.append((title, f"its part of the run folder is damaged ({type(error).__name__}: {error})"))
+    return ""
+
+
+def _about(files: RunFiles) -> str:
+    try:
+        method, train = files.config["method"]["name"], files.config["train"]
+        return f"{esc(method)}, {train['steps']:,} steps of {train['batch']}, seed {train['seed']}"
+    except DAMAGE:
+        return "a run of ropaws"

@@ -1,0 +1,256 @@
+"""The sections of a report: figures and tables. Each is made from a run's files, or raises MissingError."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ropaws.report.charts import histogram, line_chart, reliability_diagram
+from ropaws.report.page import esc, facts, percent, table
+from ropaws.report.run_files import MissingError, RunFiles
+
+POINTS = 300  # of a training curve at most
+
+
+def key_figures(files: RunFiles) -> str:
+    evaluation = files.evaluation
+    pool = evaluation.get("pool", {})
+    cards = [
+        ("accuracy", evaluation.get("accuracy"), "accuracy on in-class test images"),
+        ("auroc", evaluation.get("auroc"), "AUROC, in- against out-of-class"),
+        ("ece", evaluation.get("ece"), "calibration error (ECE)"),
+        ("confidence_in", evaluation.get("confidence_in"), "mean confidence in-class"),
+        ("confidence_out", evaluation.get("confidence_out"), "mean confidence out-of-class"),
+        ("leave_one_out", evaluation.get("leave_one_out"), "labels that the other labels agree with"),
+        ("out_of_class", pool.get("out_of_class"), "of the pile looks out-of-class"),
+        ("pseudo", pool.get("accuracy"), "pseudo-labels right on the pile"),
+    ]
+    shown = [(value, words) for _, value, words in cards if value is not None]
+    if not shown:
+        raise MissingError("evaluation.json has no figures")
+    tiles = "".join(
+        f'<div class="card"><b>{percent(value)} %</b><span>{esc(words)}</span></div>'
+        for value, words in shown
+    )
+    return f'<div class="cards">{tiles}</div>'
+
+
+def comparison(files: RunFiles) -> str:
+    """This run against simpler ways: labels alone, and other classifiers on its embedding."""
+    evaluation = files.evaluation
+    own = files.found("accuracy")
+    rows: list[tuple[str, float]] = [("this run, soft nearest neighbours", own)]
+    fixed = [row for row in evaluation.get("propagation", []) if row["iterations"] is None]
+    rows += [("this run, with label propagation among the test images", row["accuracy"]) for row in fixed]
+    names = {
+        "knn": "k-NN on its embedding",
+        "logistic": "logistic regression on its embedding",
+        "sskde": "SSKDE on its embedding",
+    }
+    found = evaluation.get("baselines", {})
+    rows += [(words, found[name]) for name, words in names.items() if name in found]
+    for name, words in (
+        ("finetune.json", "this run, fine-tuned"),
+        ("linear.json", "linear probe on its features"),
+    ):
+        try:
+            rows.append((words, files.read(name)["accuracy"]))
+        except (MissingError, KeyError):
+            continue
+    if files.supervised and "accuracy" in files.supervised:
+        rows.append(("labels alone, the same network and steps", files.supervised["accuracy"]))
+        hint = ""
+    else:
+        hint = (
+            '<p class="dim">What training on the labels alone gives is not known yet:'
+            f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> finds out.</p>"
+        )
+    shown = [[name, percent(value), _gain(value, own)] for name, value in rows]
+    return table(["classifier", "accuracy, %", "against this run"], shown, own=0) + hint
+
+
+def _gain(value: Any, own: float) -> str:
+    return "" if value == own else f"{100 * (value - own):+.1f}"
+
+
+def pile(files: RunFiles) -> str:
+    pool = files.found("pool")
+    seen = f"{pool['seen']:,} of {pool['size']:,}" if pool["seen"] < pool["size"] else f"{pool['size']:,}"
+    rows: list[Sequence[object]] = [[name, f"{count:,}"] for name, count in pool["classes"].items()]
+    rows.append(["out-of-class", f"{round(pool['out_of_class'] * pool['seen']):,}"])
+    known = ""
+    if "accuracy" in pool:
+        known = (
+            f"<p>The true class of {pool['known']:,} of them is known (for research; training did not"
+            f" see it):"
+            f" {percent(pool['accuracy'])} % get the right label from the labelled images,"
+            f" {percent(pool['accuracy_propagated'])} % when unlabelled images vote too."
+        )
+        if "auroc" in pool:
+            known += f" In- and out-of-class are told apart with an AUROC of {percent(pool['auroc'])} %."
+        known += "</p>"
+    chart = histogram(
+        {"unlabelled images": pool["in_domain"]}, x_label="in-domain probability", threshold=pool["threshold"]
+    )
+    return (
+        f"<p>{seen} unlabelled images. Those left of the threshold lie farther from every label than"
+        f" nearly all"
+        " labelled images lie from their own kind, and are taken for out-of-class.</p>"
+        f'{known}<div class="columns"><div>{table(["looks like", "images"], rows)}</div>'
+        f"<figure>{chart}</figure></div>"
+    )
+
+
+def confidence(files: RunFiles) -> str:
+    found = files.found("histograms")
+    words = {"in": "in-class", "out": "out-of-class"}
+    charts = [
+        histogram({words[kind]: found[kind]["confidence"] for kind in found}, x_label="confidence"),
+        histogram(
+            {words[kind]: found[kind]["in_domain"] for kind in found},
+            x_label="in-domain probability",
+            threshold=files.found("threshold"),
+        ),
+    ]
+    evaluation = files.evaluation
+    told = ""
+    if "auroc" in evaluation:
+        told = table(
+            ["AUROC", "FPR at 95 % TPR", "AUPR in", "AUPR out"],
+            [[percent(evaluation.get(name)) for name in ("auroc", "fpr95", "aupr_in", "aupr_out")]],
+        )
+    figures = "".join(f"<figure>{chart}</figure>" for chart in charts)
+    return (
+        "<p>A good model is sure of in-class test images and not of the others.</p>"
+        f'<div class="columns">{figures}</div>{told}'
+    )
+
+
+def calibration(files: RunFiles) -> str:
+    chart = reliability_diagram(files.found("reliability"))
+    return (
+        f"<p>Does a confidence of 80 % mean right in 80 of 100 cases? Bars on the dashed line say"
+        f" yes; pale bars"
+        f" hold few images. The mean gap (ECE, 15 bins) is {percent(files.found('ece'))} %.</p>"
+        f'<div class="columns"><figure>{chart}</figure></div>'
+    )
+
+
+def propagation(files: RunFiles) -> str:
+    rows = [
+        [
+            _iterations(row["iterations"]),
+            percent(row["accuracy"]),
+            percent(row["confidence_in"]),
+            percent(row.get("confidence_out")),
+        ]
+        for row in files.found("propagation")
+    ]
+    head = ["iterations", "accuracy", "conf. in", "conf. out"]
+    text = (
+        "<p>Test images vote for one another, step by step up to the fixed point of Eq. (12); all in"
+        " percent. The"
+        " first row uses the labelled images alone.</p>"
+    )
+    return text + table(head, rows) + _over_training(files)
+
+
+def _over_training(files: RunFiles) -> str:
+    kept = files.evaluation.get("over_training")
+    if not kept:
+        return ""
+    names = [_iterations(row["iterations"]) for row in kept[0]["propagation"]]
+    rows = [
+        [
+            f"{item['steps']:,}",
+            *(percent(row["accuracy"]) for row in item["propagation"]),
+            percent(item.get("auroc")),
+        ]
+        for item in kept
+    ]
+    return "<h3>Over training: accuracy after so many iterations</h3>" + table(
+        ["step", *names, "AUROC"], rows
+    )
+
+
+def _iterations(count: int | None) -> str:
+    if count is None:
+        return "∞"
+    return "0 (soft-NN)" if count == 0 else str(count)
+
+
+def confusion(files: RunFiles) -> str:
+    """The matrix as a heat map; with many classes only the accuracies."""
+    names, matrix = files.class_names, files.found("confusion")
+    accuracies = files.found("per_class")
+    ranked = sorted(accuracies.items(), key=lambda item: 2.0 if item[1] is None else item[1])
+    per_class = table(["class", "accuracy, %"], [[name, percent(value)] for name, value in ranked[:40]])
+    if len(names) > 30:
+        return f"<p>The classes that are recognised least:</p>{per_class}"
+    head = "".join(f"<th>{esc(name)}</th>" for name in names)
+    body = ""
+    for name, counts in zip(names, matrix, strict=True):
+        total = sum(counts) or 1
+        cells = "".join(
+            f'<td style="background:color-mix(in srgb, var(--one) {90 * n / total:.0f}%, transparent)">'
+            f"{n:,}</td>"
+            for n in counts
+        )
+        body += f"<tr><td>{esc(name)}</td>{cells}</tr>"
+    heat = f'<div class="wide"><table class="heat"><thead><tr><th>true \\ predicted</th>{head}</tr></thead>'
+    return f"{heat}<tbody>{body}</tbody></table></div>{per_class}"
+
+
+def curves(files: RunFiles) -> str:
+    metrics = files.metrics
+    groups = [
+        ("loss", ["loss", "consistency", "mean_entropy"]),
+        ("mean weight of a sample (in-domain posterior)", ["weight"]),
+        ("temperature of the prior", ["prior_temperature"]),
+        ("learning rate", ["learning_rate"]),
+    ]
+    charts = []
+    for title, names in groups:
+        series = {name.replace("_", " "): _thinned(metrics, name) for name in names}
+        if any(series.values()):
+            charts.append(f"<figure>{line_chart(series, x_label='step', y_label=title)}</figure>")
+    last = metrics[-1]
+    seconds = last.get("seconds", 0)
+    text = f"<p>{last['step'] + 1:,} steps in {seconds:,.0f} seconds. A loss below zero is normal.</p>"
+    return f'{text}<div class="columns">{"".join(charts)}</div>'
+
+
+def _thinned(metrics: list[dict[str, float]], name: str) -> list[tuple[float, float]]:
+    """Means of neighbouring steps, so that a long run draws no more than a few hundred points."""
+    rows = [(row["step"], row[name]) for row in metrics if isinstance(row.get(name), int | float)]
+    size = -(-len(rows) // POINTS) or 1
+    groups = [rows[start : start + size] for start in range(0, len(rows), size)]
+    return [
+        (sum(step for step, _ in group) / len(group), sum(value for _, value in group) / len(group))
+        for group in groups
+    ]
+
+
+def settings(files: RunFiles) -> str:
+    return facts(files.config.items())
+
+
+def data(files: RunFiles) -> str:
+    labeled = files.data["labeled"]
+    counts: dict[str, int] = {}
+    for number in labeled["labels"]:
+        name = files.class_names[number]
+        counts[name] = counts.get(name, 0) + 1
+    pairs: list[tuple[str, object]] = [
+        ("classes", len(files.class_names)),
+        ("labelled images", len(labeled["labels"])),
+        ("labels a class", counts),
+        ("digest of the training images", files.data["digest"]),
+    ]
+    return facts(pairs)
+
+
+def environment(files: RunFiles) -> str:
+    found = files.read("environment.json")
+    choices = found.pop("choices", [])
+    lines = "".join(f"<li>{esc(line)}</li>" for line in choices)
+    why = f'<p class="dim">Why the settings are as they are:</p><ul>{lines}</ul>' if lines else ""
+    return facts(found.items()) + why
