@@ -121,3 +121,38 @@ def paws_loss(anchors, targets, sharpen_temperature, weights=None, entropy_weigh
         for weight, row in zip(entropy_weights, sharpen(view, sharpen_temperature), strict=True):
             mean += weight * row / (views * entropy_weights.sum())
     return total / (views * u) - entropy(mean)
+
+
+def sskde(points, labels, classes, weight, iterations, gamma, query):
+    """SSKDE by loops; labels: class of the first points, the others are unlabelled."""
+    known = len(labels)
+    beliefs = [[1.0 if labels[i] == y else 0.0 for y in range(classes)] for i in range(known)]
+    beliefs += [[1 / classes] * classes for _ in range(len(points) - known)]
+
+    def posterior(x):
+        densities = []
+        for y in range(classes):
+            total = sum(
+                math.exp(-gamma * float(np.sum((x - other) ** 2))) * belief[y]
+                for other, belief in zip(points, beliefs, strict=True)
+            )
+            densities.append(total / sum(belief[y] for belief in beliefs))
+        return [density / sum(densities) for density in densities]
+
+    for _ in range(iterations):
+        new = [posterior(x) for x in points]
+        for i in range(known):
+            new[i] = [
+                weight * (1.0 if labels[i] == y else 0.0) + (1 - weight) * new[i][y] for y in range(classes)
+            ]
+        beliefs = new
+    return posterior(query)
+
+
+def leave_one_out(support, labels, classes, temperature):
+    out = np.zeros((len(support), classes))
+    for i, z in enumerate(support):
+        weights = [0.0 if j == i else kernel(z, other, temperature) for j, other in enumerate(support)]
+        for weight, label in zip(weights, labels, strict=True):
+            out[i, label] += weight / sum(weights)
+    return out

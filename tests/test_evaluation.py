@@ -7,7 +7,7 @@ from ropaws import equations as eq
 from ropaws.data.augment import Normalization
 from ropaws.evaluation.calibration import expected_calibration_error
 from ropaws.evaluation.features import embed
-from ropaws.evaluation.ood import auroc, max_similarity
+from ropaws.evaluation.ood import detection, max_similarity
 from ropaws.evaluation.projection import tsne
 from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
 from ropaws.models import ModelConfig, build_encoder
@@ -58,9 +58,9 @@ def test_ece_is_the_bin_by_bin_gap():
 def test_auroc_counts_pairs_and_keeps_close_scores_apart():
     scores = torch.tensor([0.99999, 0.99998, 0.5, -0.3])
     in_class = torch.tensor([True, False, True, False])
-    assert auroc(scores, in_class) == pytest.approx(3 / 4)
+    assert detection(scores, in_class).auroc == pytest.approx(3 / 4)
     near = torch.cat([1 + 1e-7 + torch.zeros(1), 1 - 1e-6 * torch.arange(1, 10)])
-    assert auroc(near, torch.tensor([True] * 5 + [False] * 5)) == 1.0
+    assert detection(near, torch.tensor([True] * 5 + [False] * 5)).auroc == 1.0
 
 
 def test_max_similarity_is_that_of_the_nearest_support():

@@ -33,6 +33,7 @@ from ropaws.training.checkpoint import MODEL, read_json, snapshots, write_json
 ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point
 BARS = 20  # of the histograms
 SUGGESTIONS = 50
+SURE = 0.8  # probability above which a suggestion is not about two classes
 BASELINE = "supervised"  # folder inside the run, with a run on the labels alone
 Figures = dict[str, Any]
 
@@ -54,6 +55,7 @@ def evaluate(
     run, names = Path(run), _checked(only)
     console = console or Console(stderr=True)
     material = load_material(run, pool=pool, device=device, console=console)
+    seconds = training_seconds(run)
     has_tests = bool((material.embedded.test_labels >= 0).any())
     if only is not None and not has_tests and (needing := [n for n in names if n in NEED_TESTS]):
         raise ValueError(f"the data of {run} has no test images with a class; {needing[0]!r} needs some")
@@ -72,7 +74,7 @@ def evaluate(
                 if only is not None or name not in NEED_IMAGES or "corpus" in vars(material):
                     raise
                 console.print(f"{name} left out: {error}", highlight=False, soft_wrap=True)
-    results["seconds"] = training_seconds(run)
+    results["seconds"] = seconds
     write_json(run / EVALUATION, results)
     return results
 
@@ -350,6 +352,8 @@ def _reason(kind: str, names: Sequence[str], probs: Sequence[float], stands_for:
     if kind == "new class":
         return f"a likely new class: the middle of {stands_for:,} out-of-class images that are alike"
     others = f"speaks for {stands_for:,} images" if stands_for > 1 else "speaks for itself alone"
+    if len(names) == 1 or probs[0] >= SURE:
+        return f"looks like {names[0]} ({probs[0]:.0%}), but far from its labels; {others}"
     return f"{names[0]} ({probs[0]:.0%}) or {names[1]} ({probs[1]:.0%})? {others}"
 
 

@@ -60,7 +60,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         points = _unit_rows(X)
         self._support = points[torch.from_numpy(known)]
         labels = torch.from_numpy(numbers)
-        self._labels = F.one_hot(labels, len(self.classes_)).float()
+        self._labels = F.one_hot(labels, len(self.classes_)).to(points.dtype)
         self.prior_temperature_ = self._chosen_prior_temperature(labels)
         unlabeled = points[torch.from_numpy(~known)]
         chosen = choose_voters(len(unlabeled), self.voters, seed=self.random_state)
@@ -75,7 +75,8 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """The most likely class of each row."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(axis=1)])
+        winners = self.predict_proba(X).argmax(axis=1)
+        return np.asarray(self.classes_[winners])
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Probability of each class; near uniform where a row looks out-of-class.   (n, classes)"""
@@ -119,4 +120,5 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 def _unit_rows(X: NDArray[Any]) -> Tensor:  # noqa: N803
     """A row of zeros has no direction; it stays, similar to nothing."""
-    return F.normalize(torch.from_numpy(np.ascontiguousarray(X)).float(), dim=1, eps=math.sqrt(eq.TINY))
+    rows = torch.from_numpy(np.require(X, requirements=["C", "W"]))  # a copy where X is read-only
+    return F.normalize(rows, dim=1, eps=math.sqrt(eq.TINY))

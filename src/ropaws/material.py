@@ -33,6 +33,7 @@ from ropaws.folder import (
 from ropaws.methods import RoPAWS
 from ropaws.trained import Border, Trained, in_domain_border, load_run, read_run_config
 from ropaws.training.checkpoint import MODEL, write_atomically
+from ropaws.training.hardware import choose_device
 from ropaws.training.progress import watch_files
 
 EMBEDDINGS = "embeddings.safetensors"
@@ -127,6 +128,7 @@ def load_material(
         raise ValueError(f"pool must be at least 0 (all), got {pool}")
     run = Path(run)
     config = read_run_config(run)
+    choose_device(device or config.train.device)  # for its error: with embeddings at hand none is needed
     facts = read_facts(run)
     support = _support(run, config, facts, device, console)
     made_from = {"model": _digest_file(run / MODEL), "data": facts.digest, "pool": str(pool)}

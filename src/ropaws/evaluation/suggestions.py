@@ -15,6 +15,7 @@ from ropaws import equations as eq
 
 CANDIDATES, TARGETS = 4096, 8192  # at most so many are compared: 134 MB
 LEAST_DOUBT = 0.05  # of a point that is sure: with nothing in doubt, density still counts
+REACH = 0.2  # a label speaks for the points that it reaches at least so well
 NEW_SHARE = 0.2  # of the suggestions, at most, go to likely new classes
 NEW_CLASS = 10  # out-of-class points that a new class needs at least
 
@@ -78,7 +79,7 @@ def _doubtful(
     for _ in range(min(count, len(candidates))):
         gains = (reach - explained).clamp_min(0) @ weights
         best = int(gains.masked_fill(~left, -1).argmax())
-        speaks_for = int(((reach[best] > explained) & (reach[best] > 0.5)).sum() * scale)
+        speaks_for = int(((reach[best] > explained) & (reach[best] > REACH)).sum() * scale)
         position = int(candidates[best])
         picks.append(Suggestion(position, "doubtful", float(gains[best]) * scale, max(1, speaks_for)))
         explained = torch.maximum(explained, reach[best])
