@@ -88,7 +88,8 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _checked(self, X: Any) -> Tensor:  # noqa: N803
         check_is_fitted(self)
-        return _unit_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False))
+        rows = _unit_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False))
+        return rows.to(self._support.dtype)
 
     def _chosen_prior_temperature(self, labels: Tensor) -> float | None:
         if self.prior_temperature != "auto":
