@@ -171,14 +171,9 @@ def test_wrong_labels_are_found_in_a_trained_run(tmp_path):
     )
     run = ropaws.train(config, tmp_path / "run")
     doubts = ropaws.evaluate(run, only=["labels"])["doubts"]
-    found = [doubt["image"] for doubt in doubts[:5]]
-    assert len(set(found) & set(flipped.tolist())) >= 4
+    assert {doubt["image"] for doubt in doubts[:3]} <= set(flipped.tolist())
     names = arrays["class_names"]
-    assert all(
-        doubt["suspected"] == names[right[doubt["image"]]]
-        for doubt in doubts[:5]
-        if doubt["image"] in flipped
-    )
+    assert all(doubt["suspected"] == names[right[doubt["image"]]] for doubt in doubts[:3])
 
 
 def test_suggestions_from_the_command_line(run, tmp_path, capsys):
@@ -190,9 +185,8 @@ def test_suggestions_from_the_command_line(run, tmp_path, capsys):
     main(["suggest", str(run), "--n", "2", "--out", str(tmp_path / "next.json")])
     assert len(json.loads((tmp_path / "next.json").read_text())) == 2
     assert len(json.loads((run / "evaluation.json").read_text())["suggestions"]) == 2
-    labelled = (
-        set(map(int, (run / "split.txt").read_text().split())) if (run / "split.txt").exists() else set()
-    )
+    labelled = set(json.loads((run / "data.json").read_text())["labeled"]["indices"])
+    assert len(labelled) == 6
     assert not labelled & {item["image"] for item in ropaws.suggest(run, n=34)}
 
 
