@@ -17,7 +17,7 @@ from ropaws.evaluation.doubts import doubtful_labels
 from ropaws.evaluation.in_domain import in_domain_scores
 from ropaws.evaluation.neighbors import leave_one_out
 from ropaws.evaluation.ood import detection, max_similarity
-from ropaws.evaluation.propagation import VOTERS, choose_voters, pool_posterior
+from ropaws.evaluation.propagation import choose_voters, pool_posterior
 from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
 from ropaws.evaluation.sskde import fit_sskde
 from ropaws.evaluation.suggestions import suggest as suggest_points
@@ -31,6 +31,9 @@ from ropaws.trained import load_run
 from ropaws.training.checkpoint import MODEL, read_json, snapshots, write_json
 
 ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point
+ALL_VOTE = 10_000  # test images up to which all of them vote for one another, as in the paper
+MEMORY = 1 << 29  # bytes for votes that are kept between iterations
+SSKDE_POOL = 4096  # unlabelled images that SSKDE looks at, at most: its time is quadratic
 BARS = 20  # of the histograms
 SUGGESTIONS = 50
 SURE = 0.8  # probability above which a suggestion is not about two classes
@@ -190,7 +193,15 @@ def propagation_table(material: Material, test: Tensor, support: Tensor) -> list
     )
     rows = [{"iterations": 0, **_figures(plain, truth)}]
     for iterations in ITERATIONS:
-        posterior = pool_posterior(test, support, material.votes, material.kernel, iterations=iterations)
+        posterior = pool_posterior(
+            test,
+            support,
+            material.votes,
+            material.kernel,
+            iterations=iterations,
+            voters=ALL_VOTE,
+            memory=MEMORY,
+        )
         rows.append({"iterations": iterations, **_figures(posterior.probs, truth)})
     return rows
 
@@ -226,7 +237,8 @@ def _baselines(material: Material, _: Figures) -> Figures:
     queries, truth = material.embedded.test[known], truth[known]
     support, labels = material.support
     pool = material.embedded.pool
-    density = fit_sskde(support, labels, pool[choose_voters(len(pool), VOTERS)], classes=material.classes)
+    some = pool[choose_voters(len(pool), SSKDE_POOL)]
+    density = fit_sskde(support, labels, some, classes=material.classes)
     predictions = {
         "knn": torch.from_numpy(knn_predictions(support, labels, queries)),
         "logistic": torch.from_numpy(logistic_predictions(support, labels, queries)),

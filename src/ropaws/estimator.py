@@ -17,6 +17,7 @@ from ropaws.evaluation.in_domain import TYPICAL_PRIOR, fitted_prior_temperature,
 from ropaws.evaluation.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
 
 UNLABELED = -1
+BLOCK = 1024  # rows that are worked on at a time
 
 
 class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -57,19 +58,20 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not known.any():
             raise ValueError("y has no label: every entry is -1 (unlabelled); label at least one row a class")
         self.classes_, numbers = np.unique(y[known], return_inverse=True)
-        points = _unit_rows(X)
-        self._support = points[torch.from_numpy(known)]
+        self._support = _unit_rows(X[known])
         labels = torch.from_numpy(numbers)
-        self._labels = F.one_hot(labels, len(self.classes_)).to(points.dtype)
+        self._labels = F.one_hot(labels, len(self.classes_)).to(self._support.dtype)
         self.prior_temperature_ = self._chosen_prior_temperature(labels)
-        unlabeled = points[torch.from_numpy(~known)]
-        chosen = choose_voters(len(unlabeled), self.voters, seed=self.random_state)
-        self._voters = self._solve(unlabeled[chosen])
-        winners = numbers if self._voters is None else np.empty(len(X), np.int64)
+        unlabeled = np.flatnonzero(~known)
+        chosen = unlabeled[choose_voters(len(unlabeled), self.voters, seed=self.random_state).numpy()]
+        self._voters = self._solve(_unit_rows(X[chosen]))
+        winners = np.empty(len(X), np.int64)
         if self._voters is not None:
-            mass = ask_voters(unlabeled, self._support, self._labels, self._voters, self._kernel)
-            mass[chosen] = self._voters.mass  # voters have no say on themselves
-            winners[known], winners[~known] = numbers, mass.argmax(dim=1).numpy()
+            for start in range(0, len(X), BLOCK):  # no copy of X is made
+                mass = self._mass(_unit_rows(X[start : start + BLOCK]))
+                winners[start : start + BLOCK] = mass.argmax(dim=1).numpy()
+            winners[chosen] = self._voters.mass.argmax(dim=1).numpy()  # voters have no say on themselves
+        winners[known] = numbers
         self.transduction_ = self.classes_[winners]
         return self
 
@@ -80,11 +82,11 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Probability of each class; near uniform where a row looks out-of-class.   (n, classes)"""
-        return self._posterior(self._checked(X)).probs.double().numpy()
+        return eq.complete_posterior(self._mass(self._checked(X))).probs.double().numpy()
 
     def in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Probability of belonging to any known class.   (n,)"""
-        return self._posterior(self._checked(X)).in_domain.double().numpy()
+        return eq.complete_posterior(self._mass(self._checked(X))).in_domain.double().numpy()
 
     def _checked(self, X: Any) -> Tensor:  # noqa: N803
         check_is_fitted(self)
@@ -107,16 +109,15 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _solve(self, voters: Tensor) -> Voters | None:
         return solve_voters(voters, self._support, self._labels, self._kernel) if len(voters) else None
 
-    def _posterior(self, queries: Tensor) -> eq.Posterior:
+    def _mass(self, queries: Tensor) -> Tensor:
         """From the labels and the voters; without unlabelled rows, PAWS's prediction times the prior."""
         if self._voters is not None:
-            mass = ask_voters(queries, self._support, self._labels, self._voters, self._kernel)
-        else:
-            mass = eq.soft_nn(queries, self._support, self._labels, temperature=self.temperature)
-            if self.prior_temperature_ is not None:
-                prior = eq.in_domain_prior(queries, self._support, temperature=self.prior_temperature_)
-                mass = mass * prior[:, None]
-        return eq.complete_posterior(mass)
+            return ask_voters(queries, self._support, self._labels, self._voters, self._kernel)
+        mass = eq.soft_nn(queries, self._support, self._labels, temperature=self.temperature)
+        if self.prior_temperature_ is None:
+            return mass
+        prior = eq.in_domain_prior(queries, self._support, temperature=self.prior_temperature_)
+        return mass * prior[:, None]
 
 
 def _unit_rows(X: NDArray[Any]) -> Tensor:  # noqa: N803
