@@ -1,6 +1,6 @@
 """The paper's CIFAR-10 tables in small: PAWS against RoPAWS with out-of-class images in the pile.
 
-python benchmarks/paper_small.py --data FOLDER [--runs FOLDER] [--only main ablation steps] [--share 1/2]
+python benchmarks/paper_small.py --data FOLDER [--runs FOLDER] [--only main steps] [--share 1/2]
 
 FOLDER has cifar10.npz, cifar100.npz, tinyimagenet32.npz and svhn.npz (train_images, train_labels,
 test_images, test_labels; 32 px). Trained from scratch, the effect needs a hundred thousand steps of a
@@ -77,10 +77,11 @@ class Job:
     variant: str
     steps: int = STEPS
     seed: int = 0
+    cold: bool = False  # start from random heads
 
     @property
     def file(self) -> str:
-        words = f"{self.mix}-{self.labels}-{self.variant}-{self.steps}-seed{self.seed}"
+        words = f"{self.mix}-{self.labels}-{self.variant}-{self.steps}-seed{self.seed}{'-cold' * self.cold}"
         return words.replace(" ", "_").replace(",", "") + ".json"
 
 
@@ -103,6 +104,8 @@ def jobs(parts: list[str]) -> list[Job]:
                 for steps in (100, 300, 1000, 3000)
                 for variant in ("paws", "ropaws")
             ]
+        if "cold" in parts:
+            found += [Job("svhn", 25, variant, seed=seed, cold=True) for variant in ("paws", "ropaws")]
     return list(dict.fromkeys(found))
 
 
@@ -171,7 +174,8 @@ def run_job(job: Job, pile: Pile) -> dict[str, Any]:
     torch.manual_seed(job.seed)
     model = Encoder(nn.Flatten(), projection_head(pile.views.shape[2], 128, 128), nn.Identity())
     began = time.perf_counter()
-    for _ in _train(model, Supervised(), pile, split.indices, split.labels, job, START_STEPS, START_PEAK):
+    start = 0 if job.cold else START_STEPS
+    for _ in _train(model, Supervised(), pile, split.indices, split.labels, job, start, START_PEAK):
         pass
     every = max(1, job.steps // 6)
     steps = _train(model, VARIANTS[job.variant], pile, split.indices, split.labels, job, job.steps, PEAK)
@@ -253,7 +257,7 @@ def _test(model: Encoder, pile: Pile, indices: Tensor, labels: Tensor) -> dict[s
 
 
 def _analyses(model: Encoder, pile: Pile, indices: Tensor, labels: Tensor) -> dict[str, Any]:
-    """Label propagation step by step (the paper's Tables 12 and 14), and SSKDE (Table 11)."""
+    """Label propagation step by step (the paper's Tables 11 and 14), and SSKDE (Table 9)."""
     test, support = _embed(model, pile.test), _embed(model, pile.centre[indices])
     known = pile.truth >= 0
     prior = fitted_prior_temperature(nearest_fellow(support, labels), 0.7)
@@ -282,6 +286,7 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         key = f"{row['mix']}/{row['labels']}/{row['variant']}/{row['steps']}"
+        key += "/cold" if row.get("cold") else ""
         groups.setdefault(key, []).append(row)
     return {key: _summary(group) for key, group in sorted(groups.items())}
 
@@ -351,7 +356,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/paper-small"))
-    parser.add_argument("--only", nargs="+", default=["main", "ablation", "steps"])
+    parser.add_argument("--only", nargs="+", default=["main", "ablation", "steps", "cold"])
     parser.add_argument("--share", default="1/1", help="this process does the i-th of n shares")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

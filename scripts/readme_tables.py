@@ -99,6 +99,126 @@ def soak() -> str:
     )
 
 
+def table(rows: list[list[str]]) -> str:
+    head, *body = rows
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def spread(values: list[float] | None) -> str:
+    """[61.2, 3.4] as '61.2±3.4'"""
+    return "-" if values is None else f"{values[0]:.1f}±{values[1]:.1f}"
+
+
+MIX_NAMES = {
+    "none": "no extra",
+    "cifar100": "+ CIFAR-100",
+    "tiny": "+ Tiny-ImageNet",
+    "svhn": "+ SVHN (rebuilt)",
+}
+STEPS = 300  # of the main comparison
+
+
+def paper_main() -> str:
+    groups = read("paper_small")["groups"]
+    head = ["CIFAR-10", "labels", "start", "method", "accuracy", "AUROC", "conf. in", "conf. out", "ECE"]
+    rows = [head]
+    for mix, name in MIX_NAMES.items():
+        for labels in (4, 25):
+            for method in ("paws", "ropaws"):
+                found = groups[f"{mix}/{labels}/{method}/{STEPS}"]
+                measures = ("accuracy", "auroc", "confidence_in", "confidence_out", "ece")
+                cells = [spread(found.get(key)) for key in measures]
+                rows.append([name, str(labels), spread(found["start"]), method, *cells])
+    return table(rows)
+
+
+def paper_ablation() -> str:
+    groups = read("paper_small")["groups"]
+    rows = [["variant", "accuracy", "AUROC", "conf. in", "conf. out", "ECE"]]
+    mine = {key.split("/")[2]: found for key, found in groups.items() if key.startswith("svhn/4/")}
+    order = ["paws", *(name for name in mine if name not in ("paws", "ropaws")), "ropaws"]
+    for name in order:
+        found = groups.get(f"svhn/4/{name}/{STEPS}")
+        if found is not None:
+            measures = ("accuracy", "auroc", "confidence_in", "confidence_out", "ece")
+            shown = "ropaws (tau_prior 0.1, k 1)" if name == "ropaws" else name
+            rows.append([shown, *(spread(found.get(key)) for key in measures)])
+    return table(rows)
+
+
+def paper_cold() -> str:
+    groups = read("paper_small")["groups"]
+    rows = [["start", "labels alone", "PAWS", "RoPAWS"]]
+    for name, ending in (("random heads", "/cold"), ("heads trained on the labels", "")):
+        pair = [groups[f"svhn/25/{method}/{STEPS}{ending}"] for method in ("paws", "ropaws")]
+        alone = "-" if ending else spread(pair[0]["start"])
+        rows.append([name, alone, *(spread(group["accuracy"]) for group in pair)])
+    return table(rows)
+
+
+def paper_steps() -> str:
+    groups = read("paper_small")["groups"]
+    found = {key: group for key, group in groups.items() if key.startswith("svhn/4/paws/")}
+    rows = [["steps", "PAWS", "RoPAWS", "AUROC PAWS", "AUROC RoPAWS"]]
+    for steps in sorted(int(key.split("/")[3]) for key in found):
+        pair = [groups[f"svhn/4/{method}/{steps}"] for method in ("paws", "ropaws")]
+        rows.append([f"{steps:,}", *(spread(group[key]) for key in ("accuracy", "auroc") for group in pair)])
+    start = spread(groups[f"svhn/4/paws/{STEPS}"]["start"])
+    rows.insert(1, ["0 (labels alone)", start, start, "", ""])
+    return table(rows)
+
+
+def paper_propagation() -> str:
+    results = read("paper_small")
+    rows = [["CIFAR-10", "labels", "iteration", "accuracy", "conf. in", "conf. out"]]
+    for mix, labels in (("cifar100", 25), ("svhn", 4)):
+        found = results["groups"][f"{mix}/{labels}/ropaws/{STEPS}"]
+        measures = ("accuracy", "confidence_in", "confidence_out")
+        rows.append([MIX_NAMES[mix], str(labels), "0", *(spread(found[key]) for key in measures)])
+        for row in found["propagation"]:
+            count = "∞" if row["iterations"] is None else str(row["iterations"])
+            rows.append([MIX_NAMES[mix], str(labels), count, *(spread(row.get(key)) for key in measures)])
+    sskde = [["embedding, 25 labels", "soft-NN", "SSKDE"]]
+    for method in ("paws", "ropaws"):
+        found = results["groups"][f"none/25/{method}/{STEPS}"]
+        sskde.append([method, spread(found["accuracy"]), spread(found["sskde"])])
+    sskde.append(["random linear map of the pixels", "-", spread(results["sskde_on_random_linear"])])
+    return f"{table(rows)}\n\n{table(sskde)}"
+
+
+def suggest() -> str:
+    found = read("suggest")
+    retrained = found["retrained"]
+    ways = ("random", "least confident", "suggested")
+    counts = sorted(map(int, retrained["random"]))
+    rows = [["labels", *ways]]
+    rows.append([str(found["labels_before"]), *[spread(retrained["before"])] * len(ways)])
+    rows += [
+        [str(found["labels_before"] + n), *(spread(retrained[way].get(str(n))) for way in ways)]
+        for n in counts
+    ]
+    shares = ", ".join(f"{way} {spread(found['in_class_share'][way])}" for way in ways)
+    return (
+        "Accuracy in percent on the embedded data after labelling more images and training anew, mean and"
+        f" deviation over {found['seeds']} seeds (`python benchmarks/suggest.py`):\n\n{table(rows)}\n\n"
+        f"Share of the {counts[0]} images that belong to a class, in percent: {shares}."
+    )
+
+
+def propagation() -> str:
+    sizes = read("propagation")["sizes"]
+    rows = [["rows", "method", "seconds", "times ours", "memory, MB", "accuracy", "AUROC"]]
+    for name, methods in sizes.items():
+        shown = name if name == "embedded" else f"{int(name.split()[1]):,}"
+        for method, found in methods.items():
+            ratio = f"{found['times ours']:.1f}" if "times ours" in found else ""
+            figures = [f"{100 * found[key]:.1f}" for key in ("accuracy", "auroc")]
+            memory = f"{found['megabytes']:,}"
+            rows.append([shown, method, f"{found['seconds']:.2f}", ratio, memory, *figures])
+    return table(rows)
+
+
 SECTIONS = {
     "demo": lambda: comparison("demo"),
     "ablation": ablation,
@@ -107,6 +227,13 @@ SECTIONS = {
     "communication": communication,
     "scaling": scaling,
     "soak": soak,
+    "paper-main": paper_main,
+    "paper-ablation": paper_ablation,
+    "paper-cold": paper_cold,
+    "paper-steps": paper_steps,
+    "paper-propagation": paper_propagation,
+    "suggest": suggest,
+    "propagation": propagation,
 }
 
 
@@ -121,7 +248,7 @@ def fill(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in (ROOT / "README.md", ROOT / "docs/scale.md"):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         old = page.read_text()
         new = fill(old)
         if "--check" in sys.argv and new != old:

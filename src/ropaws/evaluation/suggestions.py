@@ -48,12 +48,14 @@ def suggest(
     inside = (in_domain >= threshold).nonzero().squeeze(1)
     outside = (in_domain < threshold).nonzero().squeeze(1)
     new = _new_classes(pool, outside, most=math.floor(NEW_SHARE * count), seed=seed)
-    doubtful = _doubtful(pool, probs, inside, support, count - len(new), width=width, seed=seed)
+    # What is in doubt, and likely of some class: a label of an out-of-class image explains no class.
+    worth = doubt(probs).clamp_min(LEAST_DOUBT) * in_domain
+    doubtful = _doubtful(pool, worth, inside, support, count - len(new), width=width, seed=seed)
     if len(doubtful) + len(new) < count:  # too few in-class points: the outside ones by the same gain
         rest = outside[~torch.isin(outside, torch.tensor([s.position for s in new], dtype=torch.long))]
         chosen = torch.cat([support, pool[[s.position for s in [*doubtful, *new]]]])
         missing = count - len(doubtful) - len(new)
-        doubtful += _doubtful(pool, probs, rest, chosen, missing, width=width, seed=seed)
+        doubtful += _doubtful(pool, worth, rest, chosen, missing, width=width, seed=seed)
     return _interleave(doubtful, new)
 
 
@@ -63,15 +65,15 @@ def doubt(probs: Tensor) -> Tensor:
 
 
 def _doubtful(
-    pool: Tensor, probs: Tensor, among: Tensor, support: Tensor, count: int, *, width: float, seed: int
+    pool: Tensor, worth: Tensor, among: Tensor, support: Tensor, count: int, *, width: float, seed: int
 ) -> list[Suggestion]:
-    """Greedy facility location: each pick explains the most doubt that no label explains yet."""
+    """Greedy facility location: each pick explains the most worth that no label explains yet.   worth (n,)"""
     targets = _sample(among, TARGETS, seed)
     candidates = _sample(targets, CANDIDATES, seed + 1)
     if count < 1 or len(candidates) == 0:
         return []
     scale = len(among) / len(targets)  # of a sampled target
-    weights = doubt(probs[targets]).clamp_min(LEAST_DOUBT)
+    weights = worth[targets]
     explained = eq.in_domain_prior(pool[targets], support, temperature=width)  # (t,)
     reach = ((eq.cosine(pool[candidates], pool[targets]) - 1).clamp_max(0) / width).exp()  # (k, t)
     left = torch.ones(len(candidates), dtype=torch.bool)
