@@ -34,6 +34,8 @@ bench: venv
 	$(BIN)/python benchmarks/communication.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python benchmarks/propagation.py
+	$(BIN)/python benchmarks/suggest.py
 
 clean:
 	rm -rf .venv demo runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

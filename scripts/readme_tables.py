@@ -190,7 +190,7 @@ def paper_propagation() -> str:
 def suggest() -> str:
     found = read("suggest")
     retrained = found["retrained"]
-    ways = ("random", "least confident", "suggested")
+    ways = ("random", "suggested")
     counts = sorted(map(int, retrained["random"]))
     rows = [["labels", *ways]]
     rows.append([str(found["labels_before"]), *[spread(retrained["before"])] * len(ways)])
@@ -202,7 +202,7 @@ def suggest() -> str:
     return (
         "Accuracy in percent on the embedded data after labelling more images and training anew, mean and"
         f" deviation over {found['seeds']} seeds (`python benchmarks/suggest.py`):\n\n{table(rows)}\n\n"
-        f"Share of the {counts[0]} images that belong to a class, in percent: {shares}."
+        f"Share of the labels spent on images that belong to a class, in percent: {shares}."
     )
 
 

@@ -17,6 +17,7 @@ from ropaws.folder import CONFIG, EVALUATION
 from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.report.demo_page import write_demo_page
 from ropaws.report.figures import draw_embeddings
+from ropaws.report.run_page import write_report
 from ropaws.report.tables import COLUMNS, comparison_rows
 from ropaws.trained import load_run
 from ropaws.training.checkpoint import read_json, write_atomically, write_json
@@ -28,8 +29,8 @@ FIGURE_POINTS = 1000
 class Demo:
     """Compare supervised learning, PAWS and RoPAWS on the embedded uncurated images.
 
-    Writes results.json, embeddings.png, report.html and a run folder a method and seed. What an
-    earlier call with the same settings has trained is used again, so it can be interrupted.
+    Writes results.json, embeddings.png, report.html and a run folder a method and seed, with a report of
+    its own. What an earlier call with the same settings has trained is used again, so it can be interrupted.
     """
 
     seeds: int = 1
@@ -66,13 +67,27 @@ def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
     write_json(settings.out / "results.json", results)
     console.print(_table(methods))
     figure = _draw(settings.out, console)
+    pages = _write_reports(folders, settings.out)
     write_atomically(
-        settings.out / "report.html", lambda path: write_demo_page(path, methods, results["settings"], figure)
+        settings.out / "report.html",
+        lambda path: write_demo_page(path, methods, results["settings"], figure, pages),
     )
     console.print(
-        f"Written: {settings.out}/results.json, {figure}, {settings.out}/report.html", highlight=False
+        f"Written: {settings.out}/results.json, {figure}, {settings.out}/report.html, a report of each run",
+        highlight=False,
+        soft_wrap=True,
     )
     return results
+
+
+def _write_reports(folders: list[Path], out: Path) -> list[str]:
+    """A page for every run, measured against the supervised one of its seed; their places in the folder."""
+    pages = []
+    for folder in folders:
+        baseline = out / f"supervised-{folder.name.split('-')[1]}"
+        page = write_report(folder, baseline=None if folder == baseline else baseline)
+        pages.append(page.relative_to(out).as_posix())
+    return pages
 
 
 def demo_configs(settings: Demo) -> list[RunConfig]:
