@@ -265,7 +265,7 @@ def _analyses(model: Encoder, pile: Pile, indices: Tensor, labels: Tensor) -> di
     table = []
     for iterations in (1, 2, 3, None):
         probs = pool_posterior(
-            test, support, F.one_hot(labels, CLASSES).float(), kernel, iterations=iterations
+            test, support, F.one_hot(labels, CLASSES).float(), kernel, iterations=iterations, voters=None
         ).probs
         confidence, predicted = probs.max(dim=1)
         row = {

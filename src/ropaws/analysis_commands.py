@@ -111,7 +111,7 @@ def run_report(arguments: list[str]) -> None:
 
 def _evaluated(run: Path) -> bool:
     """Was the whole of `ropaws evaluate` run, and not a part of it, or an earlier version?"""
-    return "pool" in read_evaluation(run) and (run / PICTURES).exists()
+    return "suggestions" in read_evaluation(run) and (run / PICTURES).exists()
 
 
 def run_compare(arguments: list[str]) -> None:
@@ -160,7 +160,7 @@ def run_suggest(arguments: list[str]) -> None:
     if not found:
         print("There is no unlabelled image to suggest.")
         return
-    rows = [[str(item["rank"]), item["name"], item["reason"]] for item in found]
+    rows = [[str(item["rank"]), _printable(item["name"]), item["reason"]] for item in found]
     table = Table(title=f"Most worth a label in {escape(str(command.run))}")
     table.add_column("", justify="right")
     table.add_column("image", overflow="fold")
@@ -171,6 +171,11 @@ def run_suggest(arguments: list[str]) -> None:
     if command.out is not None:
         _write_suggestions(command.out, found)
         print(f"Written: {command.out}")
+
+
+def _printable(name: str) -> str:
+    """File names need not be UTF-8; a terminal is."""
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _write_suggestions(out: Path, found: Sequence[dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from ropaws.data.listing import list_unlabeled, merge
 from ropaws.data.named import DATASETS, is_there
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.data.uncurated import MIXES
-from ropaws.folder import CONFIG, EVALUATION
+from ropaws.folder import EVALUATION
 from ropaws.labeling import load_predictor
 from ropaws.labels_file import PredictSettings, check_target, label_files
 from ropaws.launch import planned_place
@@ -162,7 +162,7 @@ def _train(arguments: list[str]) -> None:
         print(line, file=sys.stderr)
     run = train(config, out, budget=budget, choices=choices)
     if speaks:
-        _say_trained(run, config)
+        _say_trained(run, report=command.report)
 
 
 def _given(option: str, arguments: Sequence[str]) -> bool:
@@ -177,10 +177,16 @@ def _scaled_warmup(base: RunConfig, config: RunConfig, arguments: Sequence[str])
     return replace(config, optim=replace(config.optim, warmup=warmup))
 
 
-def _say_trained(run: Path, config: RunConfig) -> None:
-    has_tests = config.data.labeled is None or config.data.test is not None
-    hint = f"Test it with `ropaws evaluate {run}`" if has_tests else f"Use it with `ropaws predict {run} ...`"
-    print(f"Trained: {run}. {hint}.")
+def _say_trained(run: Path, *, report: bool) -> None:
+    """The run is complete at this point: what goes wrong with the report takes nothing from it."""
+    print(f"Trained: {run}. Use it with `ropaws predict {run} ...`.", flush=True)
+    if not report:
+        print(f"See what it learned with `ropaws report {run}`.")
+        return
+    try:
+        run_report([str(run)])
+    except (OSError, ValueError) as error:
+        print(f"No report: {error}. Try `ropaws report {run}`.", file=sys.stderr)
 
 
 def _chosen_model(model: ModelConfig, chosen: argparse.Namespace) -> ModelConfig:
@@ -208,7 +214,7 @@ def _resume(run: Path, arguments: list[str]) -> None:
         raise ValueError("--resume goes on with the settings of the run and takes no other option")
     resume(run)
     if planned_place().rank == 0:
-        _say_trained(run, read_config(run / CONFIG))
+        _say_trained(run, report=True)
 
 
 def _base_config(config: str | None, recipe: str | None, wants_help: bool) -> RunConfig:

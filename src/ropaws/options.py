@@ -54,6 +54,8 @@ class Train:
     """Weights that the backbone starts from, as --model.init: a .pth or .safetensors file."""
     budget: str | None = None
     """Train for about this long: 90s, 20m, 1.5h."""
+    report: bool = True
+    """At the end, analyse the run and write RUN/report.html."""
     resume: Path | None = None
     """Go on with an interrupted run; takes no other option."""
 

@@ -30,7 +30,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     if comparison.left_out:
         lines = "".join(f"<li>{esc(line)}</li>" for line in comparison.left_out)
         body.append(f'<div class="missing"><h2>Left out</h2><ul>{lines}</ul></div>')
-    path.write_text(page("Runs side by side - ropaws", "\n".join(body)), encoding="utf-8")
+    path.write_text(page("Runs side by side - ropaws", "\n".join(body)), encoding="utf-8", errors="replace")
 
 
 def _verdict(comparison: Comparison) -> str:

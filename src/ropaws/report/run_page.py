@@ -44,7 +44,7 @@ def write_report(
         raise FileNotFoundError(f"no run folder at {run}; `ropaws train` makes one")
     files = RunFiles(run, None if baseline is None else Path(baseline))
     path = run / "report.html" if out is None else Path(out)
-    path.write_text(render(files), encoding="utf-8")
+    path.write_text(render(files), encoding="utf-8", errors="replace")  # file names need not be UTF-8
     return path
 
 
