@@ -24,6 +24,10 @@ from ropaws.training.checkpoint import write_atomically, write_json
 MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
 
 
+SPARE = ("FPR95", "seconds", "conf. in", "seeds", "ECE")  # columns that a narrow terminal can do without
+WIDE = 160  # characters of a table that is written to a file
+
+
 def run_evaluate(arguments: list[str]) -> None:
     check_flags(arguments, Evaluate)
     command = parse(Evaluate, "evaluate", arguments)
@@ -81,10 +85,29 @@ def _percent(value: float | None) -> str:
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(title=escape(title))
     for number, name in enumerate(head):
-        table.add_column(escape(name), justify="left" if number == 0 else "right")
+        # Figures are never cut off; names may take several lines.
+        table.add_column(escape(name), justify="left" if number == 0 else "right", no_wrap=number > 0)
     for row in rows:
         table.add_row(*map(escape, row))
     return table
+
+
+def _print_fitting(title: str, head: list[str], rows: list[list[str]]) -> None:
+    """On a narrow terminal the least important columns are left out, rather than figures cut off."""
+    console = Console() if Console().is_terminal else Console(width=WIDE)
+    table = _table(title, head, rows)
+    for name in SPARE:
+        if table.__rich_measure__(console, console.options).minimum <= console.width:
+            break
+        if name in head:
+            place = head.index(name)
+            head, rows = _without(head, place), [_without(row, place) for row in rows]
+            table = _table(f"{title}; {name} and more in the page (--out)", head, rows)
+    console.print(table)
+
+
+def _without(row: list[str], place: int) -> list[str]:
+    return row[:place] + row[place + 1 :]
 
 
 def run_report(arguments: list[str]) -> None:
@@ -141,7 +164,7 @@ def run_compare(arguments: list[str]) -> None:
         ]
         print(json.dumps(found, indent=2))
     else:
-        Console().print(_table("In percent, mean and deviation over seeds", *comparison.rows()))
+        _print_fitting("In percent, mean and deviation over seeds", *comparison.rows())
         if comparison.varied and len(comparison.groups) > 1:
             Console().print(_table("What differs", *comparison.settings_rows()))
     if command.out is not None:
