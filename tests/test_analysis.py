@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import ropaws
-from ropaws import analysis
+from ropaws import RoPAWS
+from ropaws import material as material_module
 from ropaws.cli import main
 from ropaws.material import HIDDEN, OUT, load_material, pool_truth
 from ropaws.trained import load_run
@@ -72,19 +73,80 @@ def test_figures_are_those_of_the_embeddings(run):
 def test_embeddings_are_computed_once_and_anew_for_another_model(run, monkeypatch):
     first = ropaws.evaluate(run)
     calls = []
-    real = analysis.load_material.__globals__["_embed_all"]
-    monkeypatch.setitem(
-        analysis.load_material.__globals__, "_embed_all", lambda *args: calls.append(args) or real(*args)
-    )
+    real = material_module._embed_all
+    monkeypatch.setattr(material_module, "_embed_all", lambda *args: calls.append(args) or real(*args))
     assert ropaws.evaluate(run) == first
     assert not calls
-    model = run / "snapshots" / "step-0000003.safetensors"
-    shutil.copy(model, run / "model.safetensors")
-    ropaws.evaluate(run, only=["soft-nn"])
+    snapshot = run / "snapshots" / "step-0000003.safetensors"
+    shutil.copy(snapshot, run / "model.safetensors")
+    found = ropaws.evaluate(run, only=["soft-nn"])
     assert len(calls) == 1
+    # The labelled images, too, are seen by the other model.
+    assert found["accuracy"] == first["over_training"][0]["propagation"][0]["accuracy"]
+    assert found["auroc"] == pytest.approx(first["over_training"][0]["auroc"])
     (run / "embeddings.safetensors").write_bytes(b"damaged")
     ropaws.evaluate(run, only=["soft-nn"])
     assert len(calls) == 2
+
+
+def test_another_test_set_is_noticed(tmp_path):
+    data = tiny.write_data(tmp_path / "data.npz")
+    run = ropaws.train(tiny.config(data), tmp_path / "run")
+    first = ropaws.evaluate(run)
+    arrays = dict(np.load(data))
+    labels = arrays["test_labels"]
+    np.savez(data, **{**arrays, "test_labels": np.where(labels >= 0, (labels + 1) % 3, labels)})
+    turned = ropaws.evaluate(run)
+    assert turned["confusion"] != first["confusion"]
+    np.savez(data, **{**arrays, "test_images": arrays["test_images"][:8], "test_labels": labels[:8]})
+    assert sum(map(sum, ropaws.evaluate(run)["confusion"])) == 6
+
+
+def test_a_part_that_fails_costs_itself_only(run, capsys):
+    (run / "snapshots" / "step-0000003.safetensors").write_bytes(b"damaged")
+    found = ropaws.evaluate(run)
+    assert "snapshots left out" in capsys.readouterr().err
+    assert {"accuracy", "pool", "suggestions"} <= set(found)
+    assert (run / "pictures.json").exists()
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        ropaws.evaluate(run, only=["snapshots"])
+
+
+@pytest.mark.parametrize(
+    ("change", "prior"), [({"prior_temperature": 0.1}, 0.1), ({"in_domain_prior": False}, None)]
+)
+def test_propagation_has_the_prior_of_the_method(run, change, prior):
+    material = load_material(run)
+    changed = replace(material, config=replace(material.config, method=RoPAWS(**change)))
+    assert changed.kernel().prior_temperature == prior
+    assert material.kernel().prior_temperature == material.border.prior_temperature  # auto
+
+
+def test_one_label_a_class_has_none_that_agrees(tmp_path):
+    data = tiny.write_data(tmp_path / "data.npz")
+    config = tiny.config(data)
+    config = replace(config, data=replace(config.data, labels_per_class=1))
+    found = ropaws.evaluate(ropaws.train(config, tmp_path / "run"))
+    assert "leave_one_out" not in found
+    assert found["doubts"] == []
+    assert "accuracy" in found
+
+
+def test_a_run_without_a_pile(tmp_path):
+    """Every image is labelled."""
+    data = tiny.write_data(tmp_path / "data.npz")
+    arrays = dict(np.load(data))
+    known = arrays["train_labels"] >= 0
+    arrays.update(train_images=arrays["train_images"][known], train_labels=arrays["train_labels"][known])
+    np.savez(data, **arrays)
+    config = tiny.config(data)
+    config = replace(config, data=replace(config.data, labels_per_class=None))
+    run = ropaws.train(config, tmp_path / "run")
+    found = ropaws.evaluate(run)
+    assert found["suggestions"] == []
+    assert "pool" not in found
+    assert "accuracy" in found
+    main(["report", str(run)])
 
 
 def test_a_run_whose_images_are_gone_keeps_its_analyses(tmp_path, capsys):
@@ -94,7 +156,7 @@ def test_a_run_whose_images_are_gone_keeps_its_analyses(tmp_path, capsys):
     data.unlink()
     pictures = (run / "pictures.json").read_text()
     assert ropaws.evaluate(run) == first
-    assert "pictures left out" in capsys.readouterr().err
+    assert "The images are not at hand" in capsys.readouterr().err
     assert (run / "pictures.json").read_text() == pictures
     with pytest.raises(FileNotFoundError):
         ropaws.evaluate(run, only=["pictures"])
@@ -142,7 +204,8 @@ def test_what_a_pool_image_is_depends_on_what_is_known():
     config = tiny.config("x.npz").data
     corpus = type("Corpus", (), {"train_labels": torch.tensor([0, -1]), "class_names": ("a",)})
     assert pool_truth(corpus, config).tolist() == [0, HIDDEN]  # -1 in an .npz: not known
-    assert pool_truth(corpus, replace(config, extra=("y.npz",))).tolist() == [0, OUT]
+    assert pool_truth(corpus, replace(config, extra=("y.npz",))).tolist() == [0, HIDDEN]
+    assert pool_truth(corpus, replace(config, source="cifar10", extra=("y.npz",))).tolist() == [0, OUT]
     assert pool_truth(corpus, replace(config, source="cifar10+svhn")).tolist() == [0, OUT]
 
 
@@ -188,6 +251,13 @@ def test_suggestions_from_the_command_line(run, tmp_path, capsys):
     labelled = set(json.loads((run / "data.json").read_text())["labeled"]["indices"])
     assert len(labelled) == 6
     assert not labelled & {item["image"] for item in ropaws.suggest(run, n=34)}
+
+
+def test_suggestions_have_thumbnails_for_the_report(run):
+    ropaws.evaluate(run, pool=5)
+    found = ropaws.suggest(run, n=30)
+    thumbnails = json.loads((run / "pictures.json").read_text())["thumbnails"]
+    assert {f"train/{item['image']}" for item in found} <= set(thumbnails)
 
 
 @pytest.mark.parametrize(

@@ -75,5 +75,15 @@ def test_labels_keep_their_names_and_lack_of_labels_is_an_error():
         RoPAWSClassifier().fit(points.numpy(), np.full(20, -1))
 
 
+def test_names_may_be_mixed_with_unlabelled_rows_and_chance_may_be_of_any_kind():
+    points, y, truth = semi()
+    names = np.array(["cat", "dog", "owl"], object)
+    mixed = np.array([names[label] if label >= 0 else -1 for label in y], object)
+    for random_state in (None, np.random.RandomState(0), 3):
+        model = RoPAWSClassifier(voters=20, random_state=random_state).fit(points, mixed)
+        known = truth < 3
+        assert (model.predict(points[known]) == names[truth[known]]).mean() > 0.98
+
+
 def test_it_is_a_public_name():
     assert ropaws.RoPAWSClassifier is RoPAWSClassifier

@@ -60,6 +60,21 @@ def test_a_pool_of_voters_is_the_closed_form(self_vote, prior, iterations):
     torch.testing.assert_close(found.in_domain, expected.in_domain)
 
 
+@pytest.mark.parametrize("temperature", [0.05, 0.1])
+@pytest.mark.parametrize("prior", [None, 0.1, 1.0])
+def test_the_fixed_point_is_met_with_the_default_tolerance(temperature, prior):
+    """Also where two of four clusters have no label, and without a prior hardly hear of the others'."""
+    points, cluster = blobs(30, 4, seed=9, spread=0.05)
+    points = points.double()
+    support = points[[0, 1, 30, 31]]
+    labels = F.one_hot(cluster[[0, 1, 30, 31]], 2).double()
+    kernel = Kernel(temperature=temperature, prior_temperature=prior)
+    found = pool_posterior(points, support, labels, kernel)
+    expected = eq.ropaws_posterior(points, support, labels, temperature=temperature, prior_temperature=prior)
+    torch.testing.assert_close(found.probs, expected.probs, atol=2e-4, rtol=0)
+    torch.testing.assert_close(found.in_domain, expected.in_domain, atol=3e-4, rtol=0)
+
+
 def test_blocks_change_nothing_and_are_as_small_as_the_memory(monkeypatch):
     points = rows(200, 2)
     whole = pool_posterior(points, SUPPORT, LABELS, KERNEL)

@@ -114,6 +114,8 @@ def test_the_verdict_says_what_the_unlabelled_images_brought(run):
     assert re.search(r"\d+% of the pile looks out-of-class\.", verdict())
     change(alone, accuracy=0.9)
     assert "lowered the accuracy from 90.0% to 80.0%" in verdict()
+    change(alone, accuracy=0.8)
+    assert "hardly changed the accuracy" in verdict()
     change(alone, accuracy=0.801)
     assert "hardly changed the accuracy" in verdict()
     shutil.rmtree(run / "supervised")
@@ -171,6 +173,32 @@ def test_every_part_of_the_evaluation_may_be_nonsense(run):
         for nonsense in (None, [], "x", {"a": 1}, [[1]], -1):
             (run / "pictures.json").write_text(json.dumps({**pictures, part: nonsense}))
             assert "Training" in parsed(write_report(run)).headings
+
+
+def test_a_hostile_or_broken_file_costs_no_more_than_its_sections(run):
+    (run / "pictures.json").write_text("[" * 200_000)
+    assert "Calibration" in parsed(write_report(run)).headings
+    shutil.rmtree(run / "supervised")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    evaluation["pool"]["out_of_class"] = float("inf")
+    evaluation["suggestions"][0]["rank"] = "<script>alert(3)</script>"
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    config = json.loads((run / "config.json").read_text())
+    config["train"]["batch"] = "<script>alert(4)</script>"
+    (run / "config.json").write_text(json.dumps(config))
+    page = parsed(write_report(run))
+    assert {"Calibration", "What to label next"} <= set(page.headings)
+    assert len([tag for tag, _ in page.tags if tag == "script"]) == 1  # the code of the page; the map is lost
+    (run / "config.json").unlink()
+    main(["report", str(run)])
+    assert "Calibration" in parsed(run / "report.html").headings
+
+
+def test_names_that_are_not_utf8_can_be_shown(run):
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    evaluation["suggestions"][0]["name"] = "caf\udce9.jpg"
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    assert "caf?.jpg" in write_report(run).read_text(encoding="utf-8")
 
 
 def test_a_cut_off_line_of_the_metrics_is_left_out(run):
@@ -243,6 +271,29 @@ def test_compare_prints_and_writes_a_page(several, tmp_path, capsys):
     assert {"What differs", "Accuracy of each class", "Runs"} <= set(page.headings)
     main([*arguments, "--json"])
     assert len(json.loads(capsys.readouterr().out)) == 3
+
+
+def test_a_damaged_part_does_not_stop_a_comparison(several, tmp_path, capsys):
+    run = shutil.copytree(several[0], tmp_path / "run")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    for nonsense in (None, [{}], {"a": 1}, 3):
+        (run / "evaluation.json").write_text(json.dumps({**evaluation, "over_training": nonsense}))
+        main(["compare", str(run), "--out", str(tmp_path / "page.html")])
+    with pytest.raises(SystemExit):
+        main(["compare", str(run), "--out", str(tmp_path / "no" / "page.html")])
+    assert "no folder" in capsys.readouterr().err
+
+
+def test_what_differs_is_readable_however_much_it_is(several, tmp_path, capsys):
+    other = shutil.copytree(several[2], tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["optim"] = dict.fromkeys(config["optim"], 9.25)
+    config["augment"]["jitter"] = 0.125
+    (other / "config.json").write_text(json.dumps(config))
+    main(["compare", str(several[2]), str(other)])
+    told = capsys.readouterr().out
+    assert "9.25" in told
+    assert "ropaws" in told.split("What differs")[1]
 
 
 def test_compare_leaves_out_what_was_not_evaluated(several, tmp_path, capsys):

@@ -203,9 +203,9 @@ def test_data_that_changed_since_training_is_refused(data, tmp_path):
 
 def test_damaged_run_folders_are_named(data, tmp_path):
     run = ropaws.train(tiny.config(data), tmp_path / "run")
-    (run / "metrics.jsonl").write_text("")
-    with pytest.raises(ValueError, match="has not been trained yet"):
-        ropaws.evaluate(run)
+    for nonsense in ("", "{}", "[]", '{"seconds": null}'):
+        (run / "metrics.jsonl").write_text(nonsense)
+        assert "seconds" not in ropaws.evaluate(run, only=["soft-nn"])  # all else needs no metrics
     (run / "data.json").write_text("{}")
     with pytest.raises(ValueError, match=r"data\.json is damaged"):
         ropaws.evaluate(run)
@@ -285,7 +285,7 @@ def test_without_test_images_the_pile_and_the_labels_are_analysed(data, tmp_path
     arrays = dict(np.load(data))
     np.savez(data, train_images=arrays["train_images"], train_labels=arrays["train_labels"])
     run = ropaws.train(tiny.config(data), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"has no test images with a class; 'soft-nn' needs some"):
+    with pytest.raises(ValueError, match="has no test images with a class"):
         ropaws.evaluate(run, only=["soft-nn"])
     found = ropaws.evaluate(run)
     assert {"pool", "leave_one_out", "doubts", "suggestions"} <= set(found)

@@ -15,14 +15,13 @@ from ropaws.evaluation.calibration import reliability
 from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
 from ropaws.evaluation.doubts import doubtful_labels
 from ropaws.evaluation.in_domain import in_domain_scores
-from ropaws.evaluation.neighbors import leave_one_out
 from ropaws.evaluation.ood import detection, max_similarity
 from ropaws.evaluation.propagation import choose_voters, pool_posterior
 from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
 from ropaws.evaluation.sskde import fit_sskde
 from ropaws.evaluation.suggestions import suggest as suggest_points
-from ropaws.folder import CONFIG, EVALUATION, SPLIT, training_seconds
-from ropaws.gallery import PICTURES, draw_gallery
+from ropaws.folder import CONFIG, EVALUATION, SPLIT, LabeledEmbeddings, training_seconds
+from ropaws.gallery import PICTURES, add_thumbnails, draw_gallery
 from ropaws.material import HIDDEN, OUT, POOL, Material, load_material
 from ropaws.methods import Supervised
 from ropaws.naming import nearest
@@ -33,7 +32,9 @@ from ropaws.training.checkpoint import MODEL, read_json, snapshots, write_json
 ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point
 ALL_VOTE = 10_000  # test images up to which all of them vote for one another, as in the paper
 MEMORY = 1 << 29  # bytes for votes that are kept between iterations
-SSKDE_POOL = 4096  # unlabelled images that SSKDE looks at, at most: its time is quadratic
+SSKDE_POINTS = 4096  # labelled images, and unlabelled ones, that SSKDE looks at: its time is quadratic
+MOST_WORK = 500_000  # labels times classes up to which logistic regression is a matter of minutes
+MATRIX_CLASSES = 100  # up to which the whole confusion matrix is written
 BARS = 20  # of the histograms
 SUGGESTIONS = 50
 SURE = 0.8  # probability above which a suggestion is not about two classes
@@ -51,34 +52,39 @@ def evaluate(
 ) -> Figures:
     """Analyse a run; what was found is written to evaluation.json (and pictures.json) too.
 
-    All figures are fractions. only: names of PARTS; None for all. pool: unlabelled images to look at, at
-    most; 0 for all. Parts that need test images are left out where the data has none. Embeddings are kept
-    in the run folder, so that a second call needs no images.
+    All figures are fractions. only: names of PARTS; None for all but those that train. pool: unlabelled
+    images to look at, at most; 0 for all. Embeddings are kept in the run folder, so that a later call needs
+    no images; with only=None it looks whether the test set is still the same. Then, too, a part that fails
+    is named and left out, as are those that need test images where the data has none.
     """
     run, names = Path(run), _checked(only)
     console = console or Console(stderr=True)
     material = load_material(run, pool=pool, device=device, console=console)
-    seconds = training_seconds(run)
-    has_tests = bool((material.embedded.test_labels >= 0).any())
-    if only is not None and not has_tests and (needing := [n for n in names if n in NEED_TESTS]):
-        raise ValueError(f"the data of {run} has no test images with a class; {needing[0]!r} needs some")
+    if only is None:
+        material.renew()
+    if any(name in NEED_TESTS for name in names) and not (material.embedded.test_labels >= 0).any():
+        if only is not None:
+            raise ValueError(
+                f"the data of {run} has no test images with a class; {', '.join(only)} needs some"
+            )
+        names = [name for name in names if name not in NEED_TESTS]
     earlier = read_evaluation(run)
     kept = NEED_IMAGES_RESULTS if only is None else earlier
     results = {name: earlier[name] for name in kept if name in earlier}
+    seconds = training_seconds(run)
+    if seconds is not None:
+        results["seconds"] = seconds
     for name in names:
-        if not has_tests and name in NEED_TESTS:
-            continue
         # Training has a progress bar of its own.
         with contextlib.nullcontext() if name in COSTLY else console.status(f"{name} ..."):
             try:
                 results.update(PARTS[name](material, results))
-            except (OSError, ValueError) as error:
-                # A run whose images are elsewhere keeps what was found when they were there.
-                if only is not None or name not in NEED_IMAGES or "corpus" in vars(material):
+            except Exception as error:
+                if only is not None:
                     raise
-                console.print(f"{name} left out: {error}", highlight=False, soft_wrap=True)
-    results["seconds"] = seconds
-    write_json(run / EVALUATION, results)
+                line = f"{name} left out: {error}"
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+        write_json(run / EVALUATION, results)  # what takes long is not lost with what comes after
     return results
 
 
@@ -163,10 +169,8 @@ def _confusion(material: Material, _: Figures) -> Figures:
     predicted = _probs(material, material.embedded.test[known]).argmax(dim=1)
     matrix = confusion_matrix(predicted, truth[known], classes=material.classes)
     accuracies = class_accuracy(matrix)
-    return {
-        "confusion": matrix.tolist(),
-        "per_class": dict(zip(material.facts.class_names, accuracies, strict=True)),
-    }
+    found: Figures = {"per_class": dict(zip(material.facts.class_names, accuracies, strict=True))}
+    return {"confusion": matrix.tolist(), **found} if material.classes <= MATRIX_CLASSES else found
 
 
 def _propagation(material: Material, _: Figures) -> Figures:
@@ -184,6 +188,7 @@ def _snapshots(material: Material, _: Figures) -> Figures:
 def propagation_table(material: Material, test: Tensor, support: Tensor) -> list[Figures]:
     """A row for each number of iterations; 0 is the plain soft-NN, None the fixed point."""
     truth = material.embedded.test_labels
+    kernel = material.kernel(LabeledEmbeddings(support, material.support.labels))
     plain = predict_probs(
         test,
         support,
@@ -197,7 +202,7 @@ def propagation_table(material: Material, test: Tensor, support: Tensor) -> list
             test,
             support,
             material.votes,
-            material.kernel,
+            kernel,
             iterations=iterations,
             voters=ALL_VOTE,
             memory=MEMORY,
@@ -231,19 +236,22 @@ def _at_snapshot(material: Material, steps: int, path: Path) -> Figures:
 
 
 def _baselines(material: Material, _: Figures) -> Figures:
-    """Other classifiers on the same embedding: what of the result is the embedding's merit?"""
+    """Other classifiers on the same embedding: what of the result is the embedding's merit?
+
+    With very many labels those that would take hours are left out.
+    """
     truth = material.embedded.test_labels
     known = truth >= 0
     queries, truth = material.embedded.test[known], truth[known]
     support, labels = material.support
     pool = material.embedded.pool
-    some = pool[choose_voters(len(pool), SSKDE_POOL)]
-    density = fit_sskde(support, labels, some, classes=material.classes)
-    predictions = {
-        "knn": torch.from_numpy(knn_predictions(support, labels, queries)),
-        "logistic": torch.from_numpy(logistic_predictions(support, labels, queries)),
-        "sskde": density(queries).argmax(dim=1),
-    }
+    predictions = {"knn": torch.from_numpy(knn_predictions(support, labels, queries))}
+    if len(labels) * material.classes <= MOST_WORK:
+        predictions["logistic"] = torch.from_numpy(logistic_predictions(support, labels, queries))
+    if len(labels) <= SSKDE_POINTS:
+        some = pool[choose_voters(len(pool), SSKDE_POINTS)]
+        density = fit_sskde(support, labels, some, classes=material.classes)
+        predictions["sskde"] = density(queries).argmax(dim=1)
     found = {name: float((guess == truth).double().mean()) for name, guess in predictions.items()}
     return {"baselines": found}
 
@@ -271,7 +279,7 @@ def _pool(material: Material, _: Figures) -> Figures:
     known = embedded.pool_truth >= 0
     if known.any():
         propagated = pool_posterior(
-            embedded.pool, material.support.embeddings, material.votes, material.kernel
+            embedded.pool, material.support.embeddings, material.votes, material.kernel()
         ).probs
         truth = embedded.pool_truth[known]
         found["known"] = int(known.sum())
@@ -292,12 +300,14 @@ def _labels(material: Material, _: Figures) -> Figures:
     if len(labels) < 2:
         return {}
     settings = {"classes": material.classes, "temperature": material.temperature}
-    probs = leave_one_out(support, labels, **settings)  # type: ignore[arg-type]
     doubts = doubtful_labels(support, labels, **settings)  # type: ignore[arg-type]
+    # A class with one label has no other that could agree with it.
+    judged = int((torch.bincount(labels, minlength=material.classes)[labels] > 1).sum())
+    found: Figures = {"leave_one_out": 1 - len(doubts) / judged} if judged else {}
     names, index = material.facts.class_names, material.facts.split.indices.tolist()
     files = material.facts.labeled_names
     return {
-        "leave_one_out": float((probs.argmax(dim=1) == labels).double().mean()),
+        **found,
         "doubts": [
             {
                 "position": item.position,
@@ -328,7 +338,9 @@ def suggestions(material: Material, count: int) -> list[Figures]:
     embedded = material.embedded
     if len(embedded.pool) == 0:
         return []
-    probs = pool_posterior(embedded.pool, material.support.embeddings, material.votes, material.kernel).probs
+    probs = pool_posterior(
+        embedded.pool, material.support.embeddings, material.votes, material.kernel()
+    ).probs
     scores = _in_domain(material, embedded.pool)
     plain = _probs(material, embedded.pool)
     picks = suggest_points(
@@ -387,6 +399,8 @@ def suggest(
     found = suggestions(material, n)
     results = read_evaluation(material.run)
     write_json(material.run / EVALUATION, {**results, "suggestions": found})
+    with contextlib.suppress(OSError, ValueError):  # no images at hand: their thumbnails stay out
+        add_thumbnails(material, [item["image"] for item in found])
     return found
 
 
@@ -408,7 +422,9 @@ def _supervised(material: Material, _: Figures) -> Figures:
                 folder,
                 console=material.console,
             )
-    found = evaluate(folder, only=("soft-nn",), device=material.device, console=material.console)
+    found = evaluate(
+        folder, only=("soft-nn",), pool=material.pool, device=material.device, console=material.console
+    )
     return {"supervised": {name: found[name] for name in ("accuracy", "ece", "auroc") if name in found}}
 
 
@@ -428,5 +444,4 @@ PARTS: dict[str, Callable[[Material, Figures], Figures]] = {
 }
 COSTLY = ("supervised",)  # only when asked for
 NEED_TESTS = ("soft-nn", "reliability", "confusion", "propagation", "baselines", "snapshots", "supervised")
-NEED_IMAGES = ("snapshots", "pictures")
 NEED_IMAGES_RESULTS = ("over_training", "supervised")

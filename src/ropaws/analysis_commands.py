@@ -3,6 +3,7 @@
 import csv
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ropaws.analysis import evaluate, read_evaluation, suggest
-from ropaws.folder import CONFIG, EVALUATION
+from ropaws.folder import CONFIG, EVALUATION, METRICS
 from ropaws.gallery import PICTURES
 from ropaws.options import Compare, Evaluate, Report, Suggest, check_flags, parse
 from ropaws.report.compare_page import write_comparison
@@ -82,19 +83,26 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _console() -> Console:
+    """As wide as the terminal, or for a file as wide as a table may need."""
+    return Console() if Console().is_terminal else Console(width=WIDE)
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> Table:
     table = Table(title=escape(title))
     for number, name in enumerate(head):
         # Figures are never cut off; names may take several lines.
-        table.add_column(escape(name), justify="left" if number == 0 else "right", no_wrap=number > 0)
+        table.add_column(
+            escape(name), justify="left" if number == 0 else "right", no_wrap=number > 0 and not wrap
+        )
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(_printable(cell)) for cell in row))
     return table
 
 
 def _print_fitting(title: str, head: list[str], rows: list[list[str]]) -> None:
     """On a narrow terminal the least important columns are left out, rather than figures cut off."""
-    console = Console() if Console().is_terminal else Console(width=WIDE)
+    console = _console()
     table = _table(title, head, rows)
     for name in SPARE:
         if table.__rich_measure__(console, console.options).minimum <= console.width:
@@ -113,7 +121,7 @@ def _without(row: list[str], place: int) -> list[str]:
 def run_report(arguments: list[str]) -> None:
     check_flags(arguments, Report)
     command = parse(Report, "report", arguments)
-    if not (command.run / CONFIG).is_file():
+    if not any((command.run / name).exists() for name in (CONFIG, METRICS, EVALUATION)):
         raise FileNotFoundError(f"{command.run} is not a run folder: it has no {CONFIG}")
     if command.out is not None and not command.out.parent.is_dir():
         raise FileNotFoundError(f"--out: no folder {command.out.parent}; make it first")
@@ -124,7 +132,7 @@ def run_report(arguments: list[str]) -> None:
     if not _evaluated(command.run):
         try:
             evaluate(command.run, device=command.device)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             # The page is made from what the folder has; it says itself what is missing.
             Console(stderr=True).print(
                 f"Not evaluated: {error}", highlight=False, soft_wrap=True, markup=False
@@ -147,7 +155,9 @@ def run_compare(arguments: list[str]) -> None:
             raise FileNotFoundError(f"no run folder at {run}")
     comparison = compare_runs(command.runs)
     if command.out is not None:
-        write_atomically(command.out, lambda path: write_comparison(comparison, path))
+        if not command.out.parent.is_dir():
+            raise FileNotFoundError(f"--out: no folder {command.out.parent}; make it first")
+        write_comparison(comparison, command.out)
     console = Console(stderr=True)
     for line in comparison.left_out:
         console.print(f"left out {line}", highlight=False, soft_wrap=True, markup=False)
@@ -166,9 +176,10 @@ def run_compare(arguments: list[str]) -> None:
     else:
         _print_fitting("In percent, mean and deviation over seeds", *comparison.rows())
         if comparison.varied and len(comparison.groups) > 1:
-            Console().print(_table("What differs", *comparison.settings_rows()))
+            # Names and values may take several lines: there is no limit to what can differ.
+            _console().print(_table("What differs", *comparison.settings_rows(), wrap=True))
     if command.out is not None:
-        console.print(f"Written: {command.out}", highlight=False)
+        print(f"Written: {command.out}", file=sys.stderr)
 
 
 def run_suggest(arguments: list[str]) -> None:
@@ -183,16 +194,17 @@ def run_suggest(arguments: list[str]) -> None:
     if not found:
         print("There is no unlabelled image to suggest.")
         return
-    rows = [[str(item["rank"]), _printable(item["name"]), item["reason"]] for item in found]
+    if command.out is not None:
+        _write_suggestions(command.out, found)
+    rows = [[str(item["rank"]), item["name"], item["reason"]] for item in found]
     table = Table(title=f"Most worth a label in {escape(str(command.run))}")
     table.add_column("", justify="right")
     table.add_column("image", overflow="fold")
     table.add_column("why")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(_printable(cell)) for cell in row))
     Console().print(table)
     if command.out is not None:
-        _write_suggestions(command.out, found)
         print(f"Written: {command.out}")
 
 

@@ -185,7 +185,7 @@ def _say_trained(run: Path, *, report: bool) -> None:
         return
     try:
         run_report([str(run)])
-    except (OSError, ValueError) as error:
+    except Exception as error:
         print(f"No report: {error}. Try `ropaws report {run}`.", file=sys.stderr)
 
 

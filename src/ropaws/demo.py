@@ -9,18 +9,18 @@ from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes, run
-from ropaws.analysis import evaluate
+from ropaws.analysis import evaluate, read_evaluation
 from ropaws.config import RunConfig, method_name, read_config, to_json
 from ropaws.data.sources import load_corpus
 from ropaws.evaluation.projection import tsne
-from ropaws.folder import CONFIG, EVALUATION
+from ropaws.folder import CONFIG
 from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.report.demo_page import write_demo_page
 from ropaws.report.figures import draw_embeddings
 from ropaws.report.run_page import write_report
 from ropaws.report.tables import COLUMNS, comparison_rows
 from ropaws.trained import load_run
-from ropaws.training.checkpoint import read_json, write_atomically, write_json
+from ropaws.training.checkpoint import write_atomically, write_json
 
 FIGURE_POINTS = 1000
 
@@ -112,9 +112,10 @@ def _check_reusable(config: RunConfig, folder: Path) -> None:
 def train_once(config: RunConfig, folder: Path, console: Console) -> dict[str, float]:
     """Train and test, or take what an earlier call left; refuses a folder of other settings."""
     _check_reusable(config, folder)
-    if (folder / EVALUATION).exists():
+    found = read_evaluation(folder)
+    if "accuracy" in found:
         console.print(f"{folder}: trained before, used again", highlight=False)
-        return dict(read_json(folder / EVALUATION))
+        return found
     if (folder / CONFIG).exists():
         run.resume(folder, console=console)
     else:

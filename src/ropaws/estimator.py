@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -42,7 +43,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         prior_temperature: float | Literal["auto"] | None = "auto",
         label_ratio: float = 5.0,
         voters: int | None = VOTERS,
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.temperature = temperature
         self.prior_temperature = prior_temperature
@@ -53,17 +54,18 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> "RoPAWSClassifier":  # noqa: N803 - scikit-learn's name
         """X (n, features), y (n,) class of each row, or -1."""
         X, y = validate_data(self, X, y, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
-        check_classification_targets(y)
-        known = y != UNLABELED if np.issubdtype(y.dtype, np.number) else np.ones(len(y), bool)
+        known = np.array([label != UNLABELED for label in y], bool)  # names among which there may be a -1
         if not known.any():
             raise ValueError("y has no label: every entry is -1 (unlabelled); label at least one row a class")
+        check_classification_targets(y[known])
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.classes_, numbers = np.unique(y[known], return_inverse=True)
         self._support = _unit_rows(X[known])
         labels = torch.from_numpy(numbers)
         self._labels = F.one_hot(labels, len(self.classes_)).to(self._support.dtype)
         self.prior_temperature_ = self._chosen_prior_temperature(labels)
         unlabeled = np.flatnonzero(~known)
-        chosen = unlabeled[choose_voters(len(unlabeled), self.voters, seed=self.random_state).numpy()]
+        chosen = unlabeled[choose_voters(len(unlabeled), self.voters, seed=seed).numpy()]
         self._voters = self._solve(_unit_rows(X[chosen]))
         winners = np.empty(len(X), np.int64)
         if self._voters is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus, Images
 from ropaws.data.splits import Labeled, write_split
 from ropaws.data.stacks import PictureStack
-from ropaws.training.checkpoint import read_json, write_atomically, write_json
+from ropaws.training.checkpoint import MODEL, read_json, write_atomically, write_json
 
 CONFIG, DATA, METRICS, EVALUATION, ENVIRONMENT = (
     "config.json", "data.json", "metrics.jsonl", "evaluation.json", "environment.json",
@@ -104,9 +104,31 @@ class LabeledEmbeddings(NamedTuple):
     labels: Tensor  # (l,) class
 
 
+def model_digest(run: Path) -> str:
+    """A fingerprint of the trained weights: what was computed with them says so."""
+    path = run / MODEL
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no trained model at {path}; finish it with `ropaws train --resume {run}`"
+        ) from None
+
+
 def save_support(run: Path, embeddings: Tensor, split: Labeled) -> None:
     tensors = {"embeddings": embeddings.contiguous(), "labels": split.labels}
-    write_atomically(run / SUPPORT, lambda path: save_file(tensors, path))
+    made_by = {"model": model_digest(run)}
+    write_atomically(run / SUPPORT, lambda path: save_file(tensors, path, metadata=made_by))
+
+
+def support_is_current(run: Path) -> bool:
+    """Is the support there, whole, and of the run's model?"""
+    try:
+        with safe_open(run / SUPPORT, framework="pt") as file:
+            return (file.metadata() or {}).get("model") == model_digest(run)
+    except (FileNotFoundError, SafetensorError):
+        return False
 
 
 def load_support(run: Path) -> LabeledEmbeddings:
@@ -130,9 +152,10 @@ def check_same_data(run: Path, facts: DataFacts, corpus: Corpus) -> None:
         )
 
 
-def training_seconds(run: Path) -> float:
-    """Seconds of training so far, from the last line of the metrics."""
-    lines = (run / METRICS).read_text(encoding="utf-8").splitlines() if (run / METRICS).exists() else []
-    if not lines:
-        raise ValueError(f"{run} has not been trained yet: no line in {METRICS}")
-    return float(json.loads(lines[-1])["seconds"])
+def training_seconds(run: Path) -> float | None:
+    """Seconds of training so far, from the last line of the metrics; None where that cannot be read."""
+    try:
+        lines = (run / METRICS).read_text(encoding="utf-8").splitlines()
+        return float(json.loads(lines[-1])["seconds"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -15,6 +15,7 @@ from ropaws.evaluation.neighbors import nearest
 from ropaws.evaluation.projection import tsne
 from ropaws.evaluation.soft_nn import predict_probs
 from ropaws.material import Material
+from ropaws.training.checkpoint import read_json, write_json
 
 PICTURES = "pictures.json"
 SIDE = 64  # pixels of a thumbnail at most; smaller images stay as they are
@@ -24,6 +25,7 @@ ROW = 8  # images of a row of a grid
 MOST_CLASSES = 20
 QUERIES = 6  # of each kind, for the nearest labelled neighbours
 DOUBTS = 24
+LEAST_TESTS = 4  # fewer make no map: the pile is shown instead
 
 
 def draw_gallery(material: Material, results: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +42,18 @@ def draw_gallery(material: Material, results: dict[str, Any]) -> dict[str, Any]:
         wanted.add(f"train/{doubt['image']}")
     found["thumbnails"] = _thumbnails(material, wanted)
     return found
+
+
+def add_thumbnails(material: Material, images: list[int]) -> None:
+    """For training images that pictures.json does not show yet; nothing where there is no such file."""
+    path = material.run / PICTURES
+    if not path.exists():
+        return
+    found = read_json(path)
+    wanted = {f"train/{image}" for image in images} - set(found["thumbnails"])
+    if wanted:
+        found["thumbnails"].update(_thumbnails(material, wanted))
+        write_json(path, found)
 
 
 def _keys(value: object) -> Iterable[str]:
@@ -110,7 +124,7 @@ def _neighbors(material: Material) -> list[dict[str, Any]]:
     Queries are test images where there are some, whose truth is known; else unlabelled ones, as judged.
     """
     embedded, names = material.embedded, material.facts.class_names
-    tested = len(embedded.test) > 0
+    tested = len(embedded.test) >= LEAST_TESTS
     points = embedded.test if tested else embedded.pool
     if len(points) == 0:
         return []
@@ -150,13 +164,13 @@ def _neighbors(material: Material) -> list[dict[str, Any]]:
 def _projection(material: Material) -> dict[str, Any] | None:
     """t-SNE of test images by their truth, or of unlabelled ones by what they look like."""
     embedded = material.embedded
-    tested = len(embedded.test) > 0
+    tested = len(embedded.test) >= LEAST_TESTS
     points = embedded.test if tested else embedded.pool
     chosen = torch.arange(len(points))
     if len(points) > POINTS:
         order = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))
         chosen = order[:POINTS].sort().values
-    if len(chosen) < 4:
+    if len(chosen) < LEAST_TESTS:
         return None
     confidence, predicted, scores = _judged(material, points[chosen])
     if tested:

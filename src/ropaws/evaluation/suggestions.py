@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ropaws import equations as eq
 
-CANDIDATES, TARGETS = 4096, 8192  # at most so many are compared: 134 MB
+CANDIDATES, TARGETS = 2048, 4096  # at most so many are compared: 100 MB
 LEAST_DOUBT = 0.05  # of a point that is sure: with nothing in doubt, density still counts
 REACH = 0.2  # a label speaks for the points that it reaches at least so well
 NEW_SHARE = 0.2  # of the suggestions, at most, go to likely new classes
@@ -61,7 +61,7 @@ def suggest(
 
 def doubt(probs: Tensor) -> Tensor:
     """Entropy over its largest value: 0 is sure, 1 is no idea.   (n, c)  ->  (n,)"""
-    return eq.cross_entropy(probs, probs) / max(math.log(probs.shape[1]), eq.TINY)
+    return eq.cross_entropy(probs, probs) / math.log(max(2, probs.shape[1]))
 
 
 def _doubtful(

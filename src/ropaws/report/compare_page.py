@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ropaws.report.charts import line_chart
 from ropaws.report.comparison import Comparison, Group
-from ropaws.report.page import esc, page, percent, table
-from ropaws.report.run_files import MissingError
+from ropaws.report.page import esc, page, percent, table, write_page
+from ropaws.report.run_files import MissingError, RunFiles
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:
@@ -30,7 +30,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     if comparison.left_out:
         lines = "".join(f"<li>{esc(line)}</li>" for line in comparison.left_out)
         body.append(f'<div class="missing"><h2>Left out</h2><ul>{lines}</ul></div>')
-    path.write_text(page("Runs side by side - ropaws", "\n".join(body)), encoding="utf-8", errors="replace")
+    write_page(path, page("Runs side by side - ropaws", "\n".join(body)))
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -73,14 +73,24 @@ def _over_training(comparison: Comparison) -> str:
         for group in comparison.groups:
             points: dict[int, list[float]] = {}
             for files in group.runs:
-                for item in files.evaluation.get("over_training", []):
-                    value = item.get("auroc") if title == "AUROC" else item["propagation"][0]["accuracy"]
-                    if value is not None:
-                        points.setdefault(item["steps"], []).append(value)
+                for steps, value in _kept(files, title):
+                    points.setdefault(steps, []).append(value)
             series[group.name] = [(float(s), statistics.mean(v)) for s, v in sorted(points.items())]
         if any(series.values()):
             charts.append(f"<figure>{line_chart(series, x_label='step', y_label=title)}</figure>")
     return f'<div class="columns">{"".join(charts)}</div>' if charts else ""
+
+
+def _kept(files: RunFiles, title: str) -> list[tuple[int, float]]:
+    """Steps and figure of each snapshot; none where that part of the run is damaged."""
+    try:
+        found = [
+            (item["steps"], item.get("auroc") if title == "AUROC" else item["propagation"][0]["accuracy"])
+            for item in files.evaluation.get("over_training", [])
+        ]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return []
+    return [(steps, value) for steps, value in found if isinstance(value, int | float)]
 
 
 def _runs(comparison: Comparison) -> str:

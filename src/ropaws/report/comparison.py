@@ -15,7 +15,7 @@ SEED = "train.seed"
 INDIFFERENT = {
     SEED, "train.device", "train.precision", "train.checkpoint_every", "train.keep_every", "train.compile",
     "train.log", "data.workers", "data.cache", "data.cache_gb", "data.memory_gb", "data.download",
-    "data.root",
+    "data.root", "data.split",
 }  # fmt: skip
 MEASURES = {**COLUMNS, "fpr95": "FPR95"}
 
@@ -42,9 +42,9 @@ class Comparison:
     left_out: list[str]  # runs without figures, and why
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows: name, seeds, measures in percent, gain of accuracy over the first."""
+        """Head and rows: name, number of runs, measures in percent, gain of accuracy over the first."""
         measured = [name for name in MEASURES if any(name in group.figures for group in self.groups)]
-        head = ["run", "seeds", *(MEASURES[name] for name in measured), "gain"]
+        head = ["run", "runs", *(MEASURES[name] for name in measured), "gain"]
         first = self.groups[0].figures.get("accuracy")
         rows = []
         for number, group in enumerate(self.groups):

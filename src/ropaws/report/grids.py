@@ -156,7 +156,7 @@ def suggestions(files: RunFiles) -> str:
         _item(
             files,
             item["image"],
-            f"<b>{item['rank']}.</b> {esc(item['reason'])}<br><span"
+            f"<b>{esc(item['rank'])}.</b> {esc(item['reason'])}<br><span"
             f" class=dim>{esc(item['name'][-NAME:])}</span>",
         )
         for item in found

@@ -3,6 +3,7 @@
 import html
 import importlib.resources
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 def esc(text: object) -> str:
@@ -10,8 +11,8 @@ def esc(text: object) -> str:
     return html.escape(str(text))
 
 
-def percent(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{100 * value:.{digits}f}"
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
 
 
 def _file(name: str) -> str:
@@ -28,6 +29,13 @@ def page(title: str, body: str, *, script: bool = False) -> str:
         f"<title>{esc(title)}</title><style>{_file('style.css')}</style></head>\n"
         f"<body>\n{body}\n{code}</body></html>\n"
     )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Whole or not at all. File names need not be UTF-8; a page is."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8", errors="replace")
+    temporary.replace(path)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, own: int | None = None) -> str:

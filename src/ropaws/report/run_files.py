@@ -75,9 +75,8 @@ class RunFiles:
             return self.evaluation[name]
         except KeyError:
             raise MissingError(
-                f"evaluation.json has no {name!r}: the data has no test images, or `ropaws evaluate"
-                f" {self.run}`"
-                " has not been run with this version"
+                f"evaluation.json has no {name!r}: the data has no images for it, or"
+                f" `ropaws evaluate {self.run}` has not been run with this version"
             ) from None
 
     def thumbnail(self, key: str) -> str | None:
@@ -93,7 +92,7 @@ def _read_object(path: Path, run: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MissingError(f"there is no {path.name}; `ropaws evaluate {run}` writes one") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise MissingError(f"{path.name} cannot be read ({error})") from None
     if not isinstance(value, dict):
         raise MissingError(f"{path.name} is not a JSON object")

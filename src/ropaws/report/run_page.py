@@ -4,12 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ropaws.report import grids, sections
-from ropaws.report.page import esc, page
+from ropaws.report.page import esc, page, write_page
 from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.verdict import verdict
-
-# Anything that a damaged file can make a section stumble over.
-DAMAGE = (MissingError, KeyError, IndexError, TypeError, ValueError, AttributeError, OSError)
 
 SECTIONS: dict[str, Callable[[RunFiles], str]] = {
     "Against simpler ways": sections.comparison,
@@ -44,13 +41,14 @@ def write_report(
         raise FileNotFoundError(f"no run folder at {run}; `ropaws train` makes one")
     files = RunFiles(run, None if baseline is None else Path(baseline))
     path = run / "report.html" if out is None else Path(out)
-    path.write_text(render(files), encoding="utf-8", errors="replace")  # file names need not be UTF-8
+    write_page(path, render(files))
     return path
 
 
 def render(files: RunFiles) -> str:
     missing: list[tuple[str, str]] = []
-    body = [f"<h1>{esc(files.run.name)}</h1>", f'<p class="dim">{_about(files)}</p>']
+    name = files.run.resolve().name
+    body = [f"<h1>{esc(name)}</h1>", f'<p class="dim">{_about(files)}</p>']
     body.append(f'<p class="verdict">{_guarded("verdict", lambda f: esc(verdict(f)), files, missing)}</p>')
     body.append(_guarded("key figures", sections.key_figures, files, missing))
     for title, section in SECTIONS.items():
@@ -61,7 +59,7 @@ def render(files: RunFiles) -> str:
         lines = "".join(f"<li>{esc(title)}: {esc(reason)}</li>" for title, reason in missing)
         body.append(f'<section class="missing"><h2>Not shown</h2><ul>{lines}</ul></section>')
     body.append('<div id="tip" role="status"></div>')
-    return page(f"{files.run.name} - ropaws", "\n".join(body), script=True)
+    return page(f"{name} - ropaws", "\n".join(body), script=True)
 
 
 def _guarded(
@@ -71,7 +69,7 @@ def _guarded(
         return section(files)
     except MissingError as reason:
         missing.append((title, str(reason)))
-    except DAMAGE as error:
+    except Exception as error:  # whatever a damaged file leads to: it costs this section and no other
         missing.append((title, f"its part of the run folder is damaged ({type(error).__name__}: {error})"))
     return ""
 
@@ -79,6 +77,6 @@ def _guarded(
 def _about(files: RunFiles) -> str:
     try:
         method, train = files.config["method"]["name"], files.config["train"]
-        return f"{esc(method)}, {train['steps']:,} steps of {train['batch']}, seed {train['seed']}"
-    except DAMAGE:
+        return esc(f"{method}, {train['steps']:,} steps of {train['batch']}, seed {train['seed']}")
+    except Exception:  # whatever a damaged file leads to
         return "a run of ropaws"

@@ -6,6 +6,7 @@ from typing import Any
 from ropaws.report.charts import histogram, line_chart, reliability_diagram
 from ropaws.report.page import esc, facts, percent, table
 from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.report.verdict import is_supervised
 
 POINTS = 300  # of a training curve at most
 
@@ -57,8 +58,8 @@ def comparison(files: RunFiles) -> str:
             continue
     if files.supervised and "accuracy" in files.supervised:
         rows.append(("labels alone, the same network and steps", files.supervised["accuracy"]))
-        hint = ""
-    else:
+    hint = ""
+    if files.supervised is None and not is_supervised(files):
         hint = (
             '<p class="dim">What training on the labels alone gives is not known yet:'
             f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> finds out.</p>"

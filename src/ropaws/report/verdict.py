@@ -27,14 +27,21 @@ def _accuracy_sentence(files: RunFiles) -> str:
             f" {left_out:.0%} of the labelled images get their label from the others."
         )
     alone = (files.supervised or {}).get("accuracy")
-    if alone is None or files.config.get("method", {}).get("name") == "supervised":
+    if alone is None or is_supervised(files):
         return f"The accuracy on unseen test images is {accuracy:.1%}."
     change = accuracy - alone
-    if abs(change) < _standard_error(accuracy, alone, evaluation):
+    if abs(change) <= _standard_error(accuracy, alone, evaluation):
         both = f"{alone:.1%} from the labels alone, {accuracy:.1%} with it"
         return f"Unlabelled data hardly changed the accuracy: {both}."
     verb = "raised" if change > 0 else "lowered"
     return f"Unlabelled data {verb} the accuracy from {alone:.1%} to {accuracy:.1%}."
+
+
+def is_supervised(files: RunFiles) -> bool:
+    try:
+        return bool(files.config["method"]["name"] == "supervised")
+    except (MissingError, KeyError, TypeError):
+        return False
 
 
 def _standard_error(first: float, second: float, evaluation: dict[str, object]) -> float:
