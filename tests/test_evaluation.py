@@ -18,12 +18,22 @@ def rows(n, seed):
 
 
 def test_predictions_do_not_depend_on_the_block_size():
-    labels = torch.tensor([0, 1, 2, 2, 1])
-    whole = predict_probs(rows(20, 0), rows(5, 1), labels, classes=4, temperature=0.1)
-    blocks = predict_probs(rows(20, 0), rows(5, 1), labels, classes=4, temperature=0.1, batch=3)
+    labels = torch.tensor([0, 1, 2, 2, 1, 0])
+    whole = predict_probs(rows(20, 0), rows(6, 1), labels, classes=3, temperature=0.1)
+    blocks = predict_probs(rows(20, 0), rows(6, 1), labels, classes=3, temperature=0.1, batch=3)
     torch.testing.assert_close(whole, blocks)
-    torch.testing.assert_close(whole, eq.soft_nn(rows(20, 0), rows(5, 1), F.one_hot(labels, 4).float()))
-    assert (whole[:, 3] == 0).all()
+    torch.testing.assert_close(whole, eq.soft_nn(rows(20, 0), rows(6, 1), F.one_hot(labels, 3).float()))
+
+
+def test_a_class_is_not_likelier_for_having_more_labels():
+    """Bayes' rule on class densities, each the mean over the labels of its class; one has no label."""
+    labels = torch.tensor([0, 1, 2, 2, 2])
+    queries, support = rows(20, 0), rows(5, 1)
+    found = predict_probs(queries, support, labels, classes=4, temperature=0.1)
+    kernel = (queries @ support.T / 0.1).exp()
+    densities = torch.stack([kernel[:, labels == c].mean(dim=1) for c in range(3)], dim=1)
+    torch.testing.assert_close(found[:, :3], densities / densities.sum(dim=1, keepdim=True))
+    assert (found[:, 3] == 0).all()
 
 
 def test_figures_of_a_case_worked_by_hand():

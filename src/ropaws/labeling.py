@@ -17,6 +17,7 @@ from ropaws.data import image_ops
 from ropaws.data.listing import list_unlabeled
 from ropaws.data.pictures import Picture, UnreadableError, read_square, read_squares, square_of
 from ropaws.data.stacks import stack_squares
+from ropaws.evaluation.soft_nn import predict_probs
 from ropaws.folder import LabeledEmbeddings, load_support
 from ropaws.trained import Trained, in_domain_border, load_run
 
@@ -76,7 +77,13 @@ class Predictor:
                 prior_temperature=self.prior_temperature,
             )
         else:
-            probs = eq.soft_nn(points, self.support.embeddings, votes, temperature=temperature)
+            probs = predict_probs(
+                points,
+                self.support.embeddings,
+                self.support.labels,
+                classes=len(self.class_names),
+                temperature=temperature,
+            )
             in_domain = eq.in_domain_prior(
                 points, self.support.embeddings, temperature=self.prior_temperature
             )

@@ -12,10 +12,20 @@ from ropaws.evaluation.ood import detection, max_similarity
 def predict_probs(
     queries: Tensor, support: Tensor, labels: Tensor, *, classes: int, temperature: float, batch: int = 4096
 ) -> Tensor:
-    """Soft nearest-neighbour probabilities in blocks.   queries (n, d), labels (s,)  ->  (n, c)"""
+    """Soft nearest-neighbour probabilities in blocks.   queries (n, d), labels (s,)  ->  (n, c)
+
+    Where some classes have more labels than others, each class's density is the mean over its own labels,
+    Eq. (4) and (5), as in training, where every support batch is balanced: a class is not likelier because
+    it was labelled more often.
+    """
     votes = F.one_hot(labels, classes).to(support.dtype)
     blocks = [eq.soft_nn(part, support, votes, temperature=temperature) for part in queries.split(batch)]
-    return torch.cat(blocks)
+    probs = torch.cat(blocks)
+    counts = torch.bincount(labels, minlength=classes)
+    if (counts == counts[0]).all():
+        return probs
+    densities = probs / counts.clamp_min(1).to(probs)
+    return densities / densities.sum(dim=1, keepdim=True).clamp_min(eq.TINY)
 
 
 def evaluate_soft_nn(
