@@ -6,8 +6,8 @@ FOLDER has cifar10.npz, cifar100.npz, tinyimagenet32.npz and svhn.npz (train_ima
 test_images, test_labels; 32 px). Trained from scratch, the effect needs a hundred thousand steps of a
 WRN-28-2. The cheapest setting found in which it shows is this one: features of a frozen network that was
 trained on ImageNet (frozen_features.py), and projection heads that start from a hundred steps on the labels
-alone; then PAWS or RoPAWS with the paper's settings. A run takes about 20 seconds on one core, all of them
-about two hours. Every run is a file, so it can be interrupted, and shared among processes (--share).
+alone; then PAWS or RoPAWS with the paper's settings. A run takes about 15 seconds on one core, all of
+them about an hour. Every run is a file, so it can be interrupted, and shared among processes (--share).
 Writes results/paper_small.json.
 """
 

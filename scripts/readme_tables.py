@@ -51,9 +51,10 @@ def speed() -> str:
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
-            f"- `RoPAWSClassifier` labels 50,000 rows {rival['times ours']:.0f} times as fast as scikit-learn's"
-            f" LabelSpreading on its nearest-neighbour graph ({ten['LabelSpreading knn']['times ours']:.1f} times at"
-            f" 10,000; {ten['LabelSpreading rbf']['times ours']:.0f} times its rbf kernel), and a million rows of 128"
+            f"- `RoPAWSClassifier` labels 50,000 rows {rival['times ours']:.0f} times as fast as"
+            " scikit-learn's LabelSpreading on its nearest-neighbour graph"
+            f" ({ten['LabelSpreading knn']['times ours']:.1f} times at 10,000;"
+            f" {ten['LabelSpreading rbf']['times ours']:.0f} times its rbf kernel), and a million rows of 128"
             f" in {million['seconds']:.0f} seconds and {million['megabytes']} MB beside the data.",
         ]
     )

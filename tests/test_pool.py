@@ -125,6 +125,27 @@ def test_few_voters_estimate_what_all_say():
     assert not torch.equal(some.probs, everyone.probs)
 
 
+def test_a_voter_has_no_say_on_itself_when_others_ask_it():
+    points = rows(60, 10)
+    chosen = choose_voters(60, 25, seed=4)
+    found = pool_posterior(points, SUPPORT, LABELS, KERNEL, voters=25, seed=4)
+    solved = solve_voters(points[chosen], SUPPORT, LABELS, KERNEL)
+    torch.testing.assert_close(found.probs[chosen], eq.complete_posterior(solved.mass).probs)
+    asked = eq.complete_posterior(ask_voters(points[chosen], SUPPORT, LABELS, solved, KERNEL)).probs
+    assert (asked - found.probs[chosen]).abs().max() > 1e-3  # it would make a difference
+
+
+def test_iteration_stops_where_the_rest_of_the_way_is_short_not_where_a_step_is(monkeypatch):
+    monkeypatch.setattr(propagation, "SOLVED", 0)
+    points, cluster = blobs(30, 4, seed=9, spread=0.05)
+    points, tolerance = points.double(), 1e-2
+    support, labels = points[[0, 30]], F.one_hot(cluster[[0, 30]], 2).double()
+    kernel = Kernel(temperature=0.2, prior_temperature=None, label_ratio=0.2)
+    found = solve_voters(points, support, labels, kernel, tolerance=tolerance).mass
+    exact = solve_voters(points, support, labels, kernel, tolerance=1e-12, most=100_000).mass
+    assert (found - exact).abs().max() <= tolerance
+
+
 def test_voters_are_drawn_from_the_seed_and_bounded():
     assert torch.equal(choose_voters(5, None), torch.arange(5))
     assert torch.equal(choose_voters(5, 9), torch.arange(5))
@@ -285,12 +306,26 @@ def test_a_suggestion_stands_for_doubt_that_no_label_explains():
 
 
 def test_suggestions_are_diverse():
-    points, cluster = blobs(30, 4, seed=6, spread=0.1)
-    even = torch.full((120, 4), 0.25)
-    picks = suggested(points, even, torch.ones(120), points[:1], count=3)
+    """One pick explains a large cluster; the next go to the small ones."""
+    points, cluster = blobs(60, 4, seed=6, spread=0.04)
+    kept = torch.cat(
+        [torch.arange(0, 10), torch.arange(60, 120), torch.arange(120, 135), torch.arange(180, 195)]
+    )
+    points, cluster = points[kept], cluster[kept]
+    even = torch.full((100, 4), 0.25)
+    picks = suggested(points, even, torch.ones(100), points[:1], count=3)
+    assert cluster[picks[0].position] == 1
     assert set(cluster[[pick.position for pick in picks]].tolist()) == {1, 2, 3}
     gains = [pick.gain for pick in picks]
     assert gains == sorted(gains, reverse=True)
+
+
+@pytest.mark.parametrize("likely", [1, 2])
+def test_what_is_likelier_in_class_is_suggested_first(likely):
+    points, cluster = blobs(30, 3, seed=11, spread=0.05)
+    inside = torch.where(cluster == likely, 0.95, 0.55)
+    picks = suggested(points, torch.full((90, 2), 0.5), inside, points[:1], count=1)
+    assert cluster[picks[0].position] == likely
 
 
 def test_clusters_outside_are_likely_new_classes():
