@@ -187,7 +187,8 @@ def load_material(
         raise ValueError(f"pool must be at least 0 (all), got {pool}")
     run = Path(run)
     config = read_run_config(run)
-    choose_device(device or config.train.device)  # for its error: with embeddings at hand none is needed
+    if device is not None:
+        choose_device(device)  # for its error: with embeddings at hand none is needed
     model_digest(run)  # for its error: a run that was not finished has no model
     return Material(run, config, read_facts(run), pool, device, console or Console(stderr=True))
 
