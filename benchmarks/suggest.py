@@ -4,7 +4,9 @@ python benchmarks/suggest.py [--seeds 3] [--runs runs/suggest] [--counts 20 60]
 
 Starts from the demo's RoPAWS runs with 4 labels for each of five classes. So many more images are labelled
 by their true class, those that `ropaws suggest` names or random ones, and the run is trained anew with all
-labels. Half of the pile belongs to no class; labelling such an image is a label spent, which adds nothing.
+labels; so is the same network on the labels alone, which says what the labels are worth without the chance
+that a short semi-supervised run loses a class. Half of the pile belongs to no class; labelling such an image
+is a label spent, which adds nothing.
 Finished runs are used again, so it can be interrupted. Writes results/suggest.json.
 """
 
@@ -26,6 +28,7 @@ from ropaws.data.sources import load_corpus
 from ropaws.demo import train_once
 from ropaws.evaluation.truth import embedded_truth
 from ropaws.material import Material, load_material
+from ropaws.methods import Supervised
 
 
 def truth_of(images: Tensor, classes: int) -> Tensor:
@@ -45,26 +48,39 @@ def at_random(material: Material, count: int) -> list[int]:
     return places
 
 
-def retrained(material: Material, places: list[int], folder: Path, console: Console) -> float:
-    """Trained anew, with the old labels and the new ones."""
+def write_pile(source: Path) -> None:
+    """The embedded pile with all its true labels, of which a split grants some."""
+    corpus = load_corpus(recipes.demo().data)
+    np.savez(
+        source,
+        train_images=np.asarray(corpus.train_images[:])[:, 0],
+        train_labels=truth_of(torch.arange(len(corpus.train_images)), len(corpus.class_names)).numpy(),
+        test_images=np.asarray(corpus.test_images[:])[:, 0],
+        test_labels=corpus.test_labels.numpy(),
+        class_names=np.array(corpus.class_names),
+    )
+
+
+def retrained(material: Material, places: list[int], folder: Path, console: Console) -> dict[str, float]:
+    """Accuracy by method, trained anew with the old labels and the new ones."""
     source = folder.parent / "pile.npz"
     if not source.exists():
-        corpus = load_corpus(recipes.demo().data)
-        np.savez(
-            source,
-            train_images=np.asarray(corpus.train_images[:])[:, 0],
-            train_labels=truth_of(torch.arange(len(corpus.train_images)), len(corpus.class_names)).numpy(),
-            test_images=np.asarray(corpus.test_images[:])[:, 0],
-            test_labels=corpus.test_labels.numpy(),
-            class_names=np.array(corpus.class_names),
-        )
+        write_pile(source)
     images = material.embedded.pool_index[places]
     chosen = images[truth_of(images, material.classes) >= 0].tolist()
+    lines = "".join(f"{index}\n" for index in [*material.facts.split.indices.tolist(), *chosen])
     split = folder.with_suffix(".txt")
-    split.write_text("".join(f"{index}\n" for index in [*material.facts.split.indices.tolist(), *chosen]))
-    config = material.config
-    config = replace(config, data=replace(config.data, source=str(source), split=split))
-    return train_once(config, folder, console)["accuracy"]
+    if split.exists() and split.read_text() != lines:
+        raise SystemExit(f"{split} names other labels than are chosen now; remove it and {folder}*")
+    split.write_text(lines)
+    data = replace(material.config.data, source=str(source), split=split)
+    config = replace(material.config, data=data)
+    return {
+        "ropaws": train_once(config, folder, console)["accuracy"],
+        "supervised": train_once(
+            replace(config, method=Supervised()), folder.with_name(f"{folder.name}-supervised"), console
+        )["accuracy"],
+    }
 
 
 WAYS: dict[str, Callable[[Material, int], list[int]]] = {"random": at_random, "suggested": suggested}
@@ -79,33 +95,44 @@ def main() -> None:
     parser.add_argument("--counts", type=int, nargs="+", default=[20, 60])
     options = parser.parse_args()
     console = Console()
-    before: list[float] = []
-    accuracy: dict[str, dict[int, list[float]]] = {way: {n: [] for n in options.counts} for way in WAYS}
+    # method -> way -> labels more -> accuracy a seed
+    found: dict[str, dict[str, dict[int, list[float]]]] = {
+        method: {way: {n: [] for n in options.counts} for way in WAYS} for method in ("ropaws", "supervised")
+    }
+    before: dict[str, list[float]] = {method: [] for method in found}
     in_class: dict[str, list[float]] = {way: [] for way in WAYS}
     for seed in range(options.seeds):
         folder = options.runs / f"seed{seed}"
-        before.append(train_once(recipes.with_seed(recipes.demo(), seed), folder, console)["accuracy"])
+        config = recipes.with_seed(recipes.demo(), seed)
+        before["ropaws"].append(train_once(config, folder, console)["accuracy"])
+        alone = replace(config, method=Supervised())
+        before["supervised"].append(
+            train_once(alone, folder.with_name(f"{folder.name}-supervised"), console)["accuracy"]
+        )
         material = load_material(folder)
         for way, choose in WAYS.items():
             for n in options.counts:
                 places = choose(material, n)
                 truth = truth_of(material.embedded.pool_index[places], material.classes)
                 in_class[way].append(float((truth >= 0).double().mean()))
-                name = f"seed{seed}-{way}-{n}"
-                accuracy[way][n].append(retrained(material, places, options.runs / name, console))
+                figures = retrained(material, places, options.runs / f"seed{seed}-{way}-{n}", console)
+                for method, accuracy in figures.items():
+                    found[method][way][n].append(accuracy)
     write_results(
         "suggest",
         {
             "seeds": options.seeds,
             "labels_before": 20,
             "in_class_share": {way: _spread(values) for way, values in in_class.items()},
+            "before": {method: _spread(values) for method, values in before.items()},
             "retrained": {
-                "before": _spread(before),
-                **{
+                method: {
                     way: {str(n): _spread(values) for n, values in counts.items()}
-                    for way, counts in accuracy.items()
-                },
+                    for way, counts in ways.items()
+                }
+                for method, ways in found.items()
             },
+            "by_seed": found,
         },
     )
 

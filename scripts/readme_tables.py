@@ -197,16 +197,16 @@ def paper_propagation() -> str:
 
 def suggest() -> str:
     found = read("suggest")
-    retrained = found["retrained"]
-    ways = ("random", "suggested")
-    counts = sorted(map(int, retrained["random"]))
-    rows = [["labels", *ways]]
-    rows.append([str(found["labels_before"]), *[spread(retrained["before"])] * len(ways)])
+    before, retrained = found["before"], found["retrained"]
+    columns = [(method, way) for method in ("supervised", "ropaws") for way in ("random", "suggested")]
+    names = {"supervised": "labels alone", "ropaws": "RoPAWS"}
+    rows = [["labels", *(f"{names[method]}, {way}" for method, way in columns)]]
+    rows.append([str(found["labels_before"]), *(spread(before[method]) for method, _ in columns)])
     rows += [
-        [str(found["labels_before"] + n), *(spread(retrained[way].get(str(n))) for way in ways)]
-        for n in counts
+        [str(found["labels_before"] + int(n)), *(spread(retrained[m][way][n]) for m, way in columns)]
+        for n in retrained["ropaws"]["random"]
     ]
-    shares = ", ".join(f"{way} {spread(found['in_class_share'][way])}" for way in ways)
+    shares = ", ".join(f"{way} {spread(found['in_class_share'][way])}" for way in ("random", "suggested"))
     return (
         "Accuracy in percent on the embedded data after labelling more images and training anew, mean and"
         f" deviation over {found['seeds']} seeds (`python benchmarks/suggest.py`):\n\n{table(rows)}\n\n"
