@@ -36,8 +36,8 @@ from ropaws.evaluation.truth import embedded_truth
 warnings.filterwarnings("ignore", category=ConvergenceWarning)
 DIMS, CLASSES, OTHERS, LABELS = 128, 10, 5, 25
 METHODS: dict[str, Callable[[], Any]] = {
-    "ropaws": RoPAWSClassifier,
-    "ropaws, all vote": lambda: RoPAWSClassifier(voters=None),
+    "ropaws": lambda: RoPAWSClassifier(temperature=0.1),
+    "ropaws, all vote": lambda: RoPAWSClassifier(temperature=0.1, voters=None),
     "LabelSpreading rbf": lambda: LabelSpreading(kernel="rbf", gamma=5),
     "LabelSpreading knn": lambda: LabelSpreading(kernel="knn"),
     "LabelPropagation rbf": lambda: LabelPropagation(kernel="rbf", gamma=5),

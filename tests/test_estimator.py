@@ -44,7 +44,7 @@ def test_it_spreads_labels_and_knows_what_is_of_no_class():
 
 def test_without_unlabelled_rows_and_prior_it_is_paws():
     points, truth = blobs(10, 3, seed=1)
-    model = RoPAWSClassifier(prior_temperature=None).fit(points.numpy(), truth.numpy())
+    model = RoPAWSClassifier(temperature=0.1, prior_temperature=None).fit(points.numpy(), truth.numpy())
     queries, _ = blobs(4, 3, seed=2)
     expected = eq.soft_nn(queries, points, F.one_hot(truth, 3).float(), temperature=0.1)
     np.testing.assert_allclose(model.predict_proba(queries.numpy()), expected, rtol=1e-5)
@@ -53,7 +53,7 @@ def test_without_unlabelled_rows_and_prior_it_is_paws():
 
 def test_unlabelled_rows_get_the_closed_form():
     points, y, _ = semi()
-    model = RoPAWSClassifier(prior_temperature=0.2).fit(points, y)
+    model = RoPAWSClassifier(temperature=0.1, prior_temperature=0.2).fit(points, y)
     rows = F.normalize(torch.from_numpy(points), dim=1)
     support, labels = rows[y >= 0], F.one_hot(torch.from_numpy(y[y >= 0]), 3).float()
     expected = eq.ropaws_posterior(rows[y < 0], support, labels, prior_temperature=0.2)
@@ -73,6 +73,25 @@ def test_labels_keep_their_names_and_lack_of_labels_is_an_error():
     assert set(RoPAWSClassifier().fit(points.numpy(), names).predict(points.numpy())) == {"cat", "dog"}
     with pytest.raises(ValueError, match="every entry is -1"):
         RoPAWSClassifier().fit(points.numpy(), np.full(20, -1))
+
+
+def test_it_is_as_good_as_nearest_neighbours_on_digits():
+    from sklearn.datasets import load_digits
+
+    pixels, truth = load_digits(return_X_y=True)
+    hidden = np.random.default_rng(0).random(len(truth)) < 0.9
+    y = np.where(hidden, -1, truth)
+    model = RoPAWSClassifier().fit(pixels, y)
+    assert (model.transduction_[hidden] == truth[hidden]).mean() > 0.95
+    fixed = RoPAWSClassifier(temperature=0.1).fit(pixels, y)
+    assert model.temperature_ < fixed.temperature_ == 0.1
+
+
+def test_the_text_minus_one_is_not_taken_for_a_class():
+    points, truth = blobs(10, 2, seed=3)
+    names = np.array(["-1", "dog"])[truth.numpy()]
+    with pytest.raises(ValueError, match="the text '-1'"):
+        RoPAWSClassifier().fit(points.numpy(), names)
 
 
 def test_names_may_be_mixed_with_unlabelled_rows_and_chance_may_be_of_any_kind():

@@ -115,9 +115,9 @@ def test_the_verdict_says_what_the_unlabelled_images_brought(run):
     change(alone, accuracy=0.9)
     assert "lowered the accuracy from 90.0% to 80.0%" in verdict()
     change(alone, accuracy=0.8)
-    assert "hardly changed the accuracy" in verdict()
+    assert "changed the accuracy by no more than chance can" in verdict()
     change(alone, accuracy=0.801)
-    assert "hardly changed the accuracy" in verdict()
+    assert "changed the accuracy by no more than chance can" in verdict()
     shutil.rmtree(run / "supervised")
     assert "The accuracy on unseen test images is 80.0%." in verdict()
     found = json.loads(own.read_text())
@@ -205,6 +205,28 @@ def test_a_cut_off_line_of_the_metrics_is_left_out(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "lo')
     assert "Training" in parsed(write_report(run)).headings
+
+
+def test_a_verdict_does_not_boast_of_what_was_not_told_apart(run):
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    for auroc, warns in ((0.48, True), (0.9, False)):
+        (run / "evaluation.json").write_text(json.dumps({**evaluation, "auroc": auroc}))
+        assert ("hardly told apart (AUROC 48%)" in write_report(run).read_text()) == warns
+
+
+def test_doubts_of_labels_that_predict_nothing_are_not_shown(run):
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    doubt = {"position": 0, "image": 0, "name": "x", "label": "a", "suspected": "b", "own": 0.1, "other": 0.9}
+    for share, warns in ((0.0, True), (0.8, False)):
+        found = {**evaluation, "leave_one_out": share, "doubts": [doubt]}
+        (run / "evaluation.json").write_text(json.dumps(found))
+        assert ("no better than guessing" in write_report(run).read_text()) == warns
+
+
+def test_a_baseline_must_be_supervised(run, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", str(run), "--baseline", str(run)])
+    assert "has seen the unlabelled images" in capsys.readouterr().err
 
 
 def test_the_report_loads_no_torch(run):

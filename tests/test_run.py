@@ -338,3 +338,12 @@ def test_ctrl_c_saves_and_resume_gives_the_same_weights(data, tmp_path, number):
     assert 3 <= len(losses(part)) < 60
     ropaws.resume(part)
     assert_same_run(whole, part)
+
+
+def test_all_files_of_a_run_can_be_read_by_those_whom_the_umask_allows(data, tmp_path):
+    run = ropaws.train(tiny.config(data), tmp_path / "run")
+    ropaws.evaluate(run)
+    probe = tmp_path / "probe"
+    probe.touch()
+    modes = {path.name: path.stat().st_mode for path in run.iterdir() if path.is_file()}
+    assert set(modes.values()) == {probe.stat().st_mode}, modes

@@ -377,7 +377,7 @@ def _reason(kind: str, names: Sequence[str], probs: Sequence[float], stands_for:
         return f"a likely new class: the middle of {stands_for:,} out-of-class images that are alike"
     others = f"speaks for {stands_for:,} images" if stands_for > 1 else "speaks for itself alone"
     if len(names) == 1 or probs[0] >= SURE:
-        return f"looks like {names[0]} ({probs[0]:.0%}), but far from its labels; {others}"
+        return f"looks like {names[0]} ({probs[0]:.0%}), where labels are few; {others}"
     return f"{names[0]} ({probs[0]:.0%}) or {names[1]} ({probs[1]:.0%})? {others}"
 
 

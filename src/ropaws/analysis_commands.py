@@ -4,7 +4,7 @@ import csv
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ropaws.analysis import evaluate, read_evaluation, suggest
+from ropaws.analysis import PARTS, evaluate, read_evaluation, suggest
 from ropaws.folder import CONFIG, EVALUATION, METRICS
 from ropaws.gallery import PICTURES
 from ropaws.options import Compare, Evaluate, Report, Suggest, check_flags, parse
 from ropaws.report.compare_page import write_comparison
 from ropaws.report.comparison import compare_runs
+from ropaws.report.run_files import RunFiles
 from ropaws.report.run_page import write_report
 from ropaws.report.tables import COLUMNS
-from ropaws.training.checkpoint import write_atomically, write_json
+from ropaws.report.verdict import verdict
+from ropaws.training.checkpoint import read_json, write_atomically, write_json
 
 MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
 
 
+RIVALS = {"knn": "k-NN on its embedding", "logistic": "logistic regression on it", "sskde": "SSKDE on it"}
 SPARE = ("FPR95", "seconds", "conf. in", "seeds", "ECE")  # columns that a narrow terminal can do without
 WIDE = 160  # characters of a table that is written to a file
 
@@ -36,24 +39,29 @@ def run_evaluate(arguments: list[str]) -> None:
     if command.json:
         print(json.dumps(results, indent=2))
         return
-    _show_figures(command.run, results)
+    _show_figures(command.run, results, command.only)
 
 
-def _show_figures(run: Path, results: dict[str, Any]) -> None:
+def _show_figures(run: Path, results: dict[str, Any], only: Sequence[str]) -> None:
+    """All that was found, or only the parts that were asked for."""
     console = Console()
+    shown = {part: not only or part in only for part in PARTS}
     rows = [
         [name, f"{results[key]:.1f}" if key == "seconds" else _percent(results[key])]
         for key, name in MEASURES.items()
         if key in results
     ]
-    console.print(_table(str(run), ["measure", "value"], rows))
-    if "baselines" in results or "supervised" in results:
-        rivals = {"soft nearest neighbours": results.get("accuracy"), **results.get("baselines", {})}
-        if "supervised" in results:
-            rivals["labels alone, same network"] = results["supervised"].get("accuracy")
+    if shown["soft-nn"] and "accuracy" in results:
+        console.print(_table(str(run), ["measure", "value"], rows))
+    if (shown["baselines"] and "baselines" in results) or (shown["supervised"] and "supervised" in results):
+        rivals = {"soft nearest neighbours": results.get("accuracy")}
+        rivals |= {name: results.get("baselines", {}).get(key) for key, name in RIVALS.items()}
+        rivals["labels alone, the same network"] = results.get("supervised", {}).get("accuracy")
         ways = [[name, _percent(value)] for name, value in rivals.items() if value is not None]
-        console.print(_table("Accuracy of classifiers on this embedding", ["classifier", "accuracy"], ways))
-    if "propagation" in results:
+        console.print(_table("Accuracy of other ways", ["classifier", "accuracy"], ways))
+    if shown["snapshots"] and only and "over_training" not in results:
+        print("There are no snapshots; train with --train.keep-every STEPS.")
+    if shown["propagation"] and "propagation" in results:
         steps = [
             [
                 "fixed point" if row["iterations"] is None else str(row["iterations"]),
@@ -63,19 +71,19 @@ def _show_figures(run: Path, results: dict[str, Any]) -> None:
         ]
         head = ["iterations", "accuracy", "conf. in", "conf. out"]
         console.print(_table("Label propagation among the test images", head, steps))
-    _say_pool(results)
+    _say_pool(results, shown)
 
 
-def _say_pool(results: dict[str, Any]) -> None:
+def _say_pool(results: dict[str, Any], shown: Mapping[str, bool]) -> None:
     pool = results.get("pool")
-    if pool:
+    if pool and shown["pool"]:
         print(
             f"{pool['out_of_class']:.0%} of {pool['seen']:,} unlabelled images look out-of-class"
             f" (in-domain probability below {pool['threshold']:.2f})."
         )
         if "accuracy" in pool:
             print(f"Of {pool['known']:,} whose true class is known, {_percent(pool['accuracy'])} get it.")
-    if results.get("doubts"):
+    if results.get("doubts") and shown["labels"]:
         print(f"{len(results['doubts'])} labels are doubted by their neighbours; `ropaws report` shows them.")
 
 
@@ -125,10 +133,8 @@ def run_report(arguments: list[str]) -> None:
         raise FileNotFoundError(f"{command.run} is not a run folder: it has no {CONFIG}")
     if command.out is not None and not command.out.parent.is_dir():
         raise FileNotFoundError(f"--out: no folder {command.out.parent}; make it first")
-    if command.baseline is not None and not (command.baseline / EVALUATION).is_file():
-        raise FileNotFoundError(
-            f"--baseline: {command.baseline} has no {EVALUATION}; run `ropaws evaluate {command.baseline}`"
-        )
+    if command.baseline is not None:
+        _check_baseline(command.baseline)
     if not _evaluated(command.run):
         try:
             evaluate(command.run, device=command.device)
@@ -137,7 +143,23 @@ def run_report(arguments: list[str]) -> None:
             Console(stderr=True).print(
                 f"Not evaluated: {error}", highlight=False, soft_wrap=True, markup=False
             )
-    print(f"Written: {write_report(command.run, command.out, baseline=command.baseline)}")
+    page = write_report(command.run, command.out, baseline=command.baseline)
+    print(verdict(RunFiles(command.run, command.baseline)))
+    print(f"Written: {page}")
+
+
+def _check_baseline(baseline: Path) -> None:
+    """Was it evaluated, and trained on the labels alone?"""
+    if not (baseline / EVALUATION).is_file():
+        raise FileNotFoundError(
+            f"--baseline: {baseline} has no {EVALUATION}; run `ropaws evaluate {baseline}`"
+        )
+    method = read_json(baseline / CONFIG).get("method", {}).get("name")
+    if method != "supervised":
+        raise ValueError(
+            f"--baseline: {baseline} is a {method} run, which has seen the unlabelled images;"
+            " `ropaws evaluate RUN --only supervised` trains one that has not"
+        )
 
 
 def _evaluated(run: Path) -> bool:

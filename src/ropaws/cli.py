@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from ropaws import recipes
@@ -272,7 +273,7 @@ def _check(arguments: list[str]) -> None:
     table.add_column("labelled", justify="right")
     table.add_column("test", justify="right")
     for name in sorted(findings.classes | findings.test):
-        table.add_row(name, f"{findings.classes.get(name, 0):,}", f"{findings.test.get(name, 0):,}")
+        table.add_row(escape(name), f"{findings.classes.get(name, 0):,}", f"{findings.test.get(name, 0):,}")
     table.add_row("(unlabelled)", f"{findings.unlabeled:,}", "")
     Console().print(table)
     for line in findings.warnings() or ["Nothing to mend was found."]:
@@ -304,7 +305,7 @@ def _predict(arguments: list[str]) -> None:
     table.add_column("label")
     table.add_column("pictures", justify="right")
     for label, count in summary.counts.items():
-        table.add_row(label, f"{count:,}")
+        table.add_row(escape(label), f"{count:,}")
     Console().print(table)
     if summary.unreadable:
         print(

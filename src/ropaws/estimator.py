@@ -15,9 +15,13 @@ from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.evaluation.in_domain import TYPICAL_PRIOR, fitted_prior_temperature, nearest_fellow
+from ropaws.evaluation.neighbors import leave_one_out
 from ropaws.evaluation.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
 
 UNLABELED = -1
+TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # to choose from
+AS_GOOD = 0.02  # difference of mean log likelihood that does not count
+JUDGES = 4096  # labelled rows that choose, at most
 BLOCK = 1024  # rows that are worked on at a time
 
 
@@ -28,18 +32,21 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     propagated through the unlabelled rows, and a row far from every label is taken for out-of-class
     (Eq. (12) and (13) of the RoPAWS paper). Time grows with n x voters, memory does not grow with n x n.
 
-    temperature: of the similarity kernel. prior_temperature: of the in-domain prior, 'auto' to take it from
-    the distances among the labelled rows, None for no prior. label_ratio: weight r of all labelled rows
-    against all unlabelled ones. voters: unlabelled rows that vote, at most; None for all of them.
+    temperature: of the similarity kernel; 'auto' takes the one at which the labelled rows best predict one
+    another (the networks of this package are trained with 0.1). prior_temperature: of the in-domain prior,
+    'auto' to take it from the distances among the labelled rows, None for no prior. label_ratio: weight r of
+    all labelled rows against all unlabelled ones. voters: unlabelled rows that vote, at most; None for all.
     random_state: of the choice of voters.
 
-    Attributes: classes_, transduction_ (label of each row of X), prior_temperature_, n_features_in_.
+    Attributes: classes_, transduction_ (label of each row of X), temperature_, prior_temperature_,
+    n_features_in_. Among names, the number -1 in an array of objects marks an unlabelled row. Features that
+    share a large common part, such as pixels, do better with their mean taken off first.
     """
 
     def __init__(
         self,
         *,
-        temperature: float = 0.1,
+        temperature: float | Literal["auto"] = "auto",
         prior_temperature: float | Literal["auto"] | None = "auto",
         label_ratio: float = 5.0,
         voters: int | None = VOTERS,
@@ -55,6 +62,11 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """X (n, features), y (n,) class of each row, or -1."""
         X, y = validate_data(self, X, y, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
         known = np.array([label != UNLABELED for label in y], bool)  # names among which there may be a -1
+        if y.dtype.kind in "US" and (y == str(UNLABELED)).any():
+            raise ValueError(
+                "y has the text '-1'; to mark an unlabelled row among names use the number -1 in an array of"
+                " dtype object"
+            )
         if not known.any():
             raise ValueError("y has no label: every entry is -1 (unlabelled); label at least one row a class")
         check_classification_targets(y[known])
@@ -63,6 +75,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._support = _unit_rows(X[known])
         labels = torch.from_numpy(numbers)
         self._labels = F.one_hot(labels, len(self.classes_)).to(self._support.dtype)
+        self.temperature_ = self._chosen_temperature(labels)
         self.prior_temperature_ = self._chosen_prior_temperature(labels)
         unlabeled = np.flatnonzero(~known)
         chosen = unlabeled[choose_voters(len(unlabeled), self.voters, seed=seed).numpy()]
@@ -95,6 +108,23 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = _unit_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False))
         return rows.to(self._support.dtype)
 
+    def _chosen_temperature(self, labels: Tensor) -> float:
+        """The most likely one, each labelled row predicted by the others; 0.1 where none has a fellow."""
+        if self.temperature != "auto":
+            return self.temperature
+        rows = (torch.bincount(labels)[labels] > 1).nonzero().squeeze(1)[:JUDGES]
+        if len(rows) < 2:
+            return 0.1
+        support, labels = self._support[rows], labels[rows]
+
+        def log_likelihood(temperature: float) -> float:
+            probs = leave_one_out(support, labels, classes=len(self.classes_), temperature=temperature)
+            return float(probs.gather(1, labels[:, None]).clamp_min(1e-6).log().mean())
+
+        found = {temperature: log_likelihood(temperature) for temperature in TEMPERATURES}
+        # Among those that do as well the widest kernel, which hears of more neighbours.
+        return max(t for t, value in found.items() if value >= max(found.values()) - AS_GOOD)
+
     def _chosen_prior_temperature(self, labels: Tensor) -> float | None:
         if self.prior_temperature != "auto":
             return self.prior_temperature
@@ -103,7 +133,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def _kernel(self) -> Kernel:
         return Kernel(
-            temperature=self.temperature,
+            temperature=self.temperature_,
             prior_temperature=self.prior_temperature_,
             label_ratio=self.label_ratio,
         )
@@ -115,7 +145,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """From the labels and the voters; without unlabelled rows, PAWS's prediction times the prior."""
         if self._voters is not None:
             return ask_voters(queries, self._support, self._labels, self._voters, self._kernel)
-        mass = eq.soft_nn(queries, self._support, self._labels, temperature=self.temperature)
+        mass = eq.soft_nn(queries, self._support, self._labels, temperature=self.temperature_)
         if self.prior_temperature_ is None:
             return mass
         prior = eq.in_domain_prior(queries, self._support, temperature=self.prior_temperature_)

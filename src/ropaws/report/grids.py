@@ -6,6 +6,7 @@ from typing import Any
 from ropaws.report.charts import OUT, class_color
 from ropaws.report.page import esc
 from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.report.verdict import no_better_than_chance
 
 SHOWN_DOUBTS = 24
 SCATTER = 640
@@ -129,6 +130,11 @@ def doubts(files: RunFiles) -> str:
     found = files.found("doubts")
     if not found:
         return "<p>No label is contradicted by a majority of its neighbours.</p>"
+    if no_better_than_chance(files, files.evaluation.get("leave_one_out", 1.0)):
+        return (
+            "<p>The labels predict one another no better than guessing does, so that doubts mean nothing yet:"
+            " train longer.</p>"
+        )
     items = "".join(
         _item(
             files,

@@ -48,7 +48,7 @@ class RunFiles:
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            raise MissingError(f"there is no {path.name}; the run was not trained") from None
+            raise MissingError(f"there is no {path.name}; it is written by training") from None
         rows = []
         for line in lines:
             try:
@@ -91,7 +91,9 @@ def _read_object(path: Path, run: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise MissingError(f"there is no {path.name}; `ropaws evaluate {run}` writes one") from None
+        made = path.name in ("evaluation.json", "pictures.json")
+        remedy = f"`ropaws evaluate {run}` writes one" if made else "it is written by training: restore it"
+        raise MissingError(f"there is no {path.name}; {remedy}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise MissingError(f"{path.name} cannot be read ({error})") from None
     if not isinstance(value, dict):

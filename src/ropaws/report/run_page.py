@@ -77,6 +77,6 @@ def _guarded(
 def _about(files: RunFiles) -> str:
     try:
         method, train = files.config["method"]["name"], files.config["train"]
-        return esc(f"{method}, {train['steps']:,} steps of {train['batch']}, seed {train['seed']}")
+        return esc(f"{method}, {train['steps']:,} steps, batch {train['batch']}, seed {train['seed']}")
     except Exception:  # whatever a damaged file leads to
         return "a run of ropaws"

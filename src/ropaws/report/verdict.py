@@ -1,8 +1,11 @@
 """What a run comes to, in a sentence."""
 
 import math
+from typing import Any
 
 from ropaws.report.run_files import MissingError, RunFiles
+
+TOLD_APART = 0.6  # AUROC below which a share of out-of-class images means little
 
 
 def verdict(files: RunFiles) -> str:
@@ -24,17 +27,30 @@ def _accuracy_sentence(files: RunFiles) -> str:
             return ""
         return (
             "There are no test images, so the accuracy is not known;"
-            f" {left_out:.0%} of the labelled images get their label from the others."
+            f" {left_out:.0%} of the labelled images get their label from the others"
+            f"{_worth(files, left_out)}."
         )
     alone = (files.supervised or {}).get("accuracy")
     if alone is None or is_supervised(files):
         return f"The accuracy on unseen test images is {accuracy:.1%}."
     change = accuracy - alone
     if abs(change) <= _standard_error(accuracy, alone, evaluation):
-        both = f"{alone:.1%} from the labels alone, {accuracy:.1%} with it"
-        return f"Unlabelled data hardly changed the accuracy: {both}."
+        both = f"{alone:.1%} from the labels alone, {accuracy:.1%} with it{_tested(evaluation)}"
+        return f"Unlabelled data changed the accuracy by no more than chance can: {both}."
     verb = "raised" if change > 0 else "lowered"
     return f"Unlabelled data {verb} the accuracy from {alone:.1%} to {accuracy:.1%}."
+
+
+def no_better_than_chance(files: RunFiles, left_out: float) -> bool:
+    """Do the labels predict one another no better than guessing does?"""
+    try:
+        return left_out <= 1 / len(files.class_names)
+    except (MissingError, KeyError, TypeError, ZeroDivisionError):
+        return False
+
+
+def _worth(files: RunFiles, left_out: float) -> str:
+    return ", no better than guessing: train longer" if no_better_than_chance(files, left_out) else ""
 
 
 def is_supervised(files: RunFiles) -> bool:
@@ -44,10 +60,20 @@ def is_supervised(files: RunFiles) -> bool:
         return False
 
 
-def _standard_error(first: float, second: float, evaluation: dict[str, object]) -> float:
-    """Of the difference of two accuracies on as many test images as were counted."""
+def _test_images(evaluation: dict[str, Any]) -> int:
+    """In-class test images that were counted; 0 if that is not known."""
     matrix = evaluation.get("confusion")
-    images = sum(map(sum, matrix)) if isinstance(matrix, list) else 0
+    return sum(map(sum, matrix)) if isinstance(matrix, list) else 0
+
+
+def _tested(evaluation: dict[str, Any]) -> str:
+    images = _test_images(evaluation)
+    return f" ({images:,} test images)" if images else ""
+
+
+def _standard_error(first: float, second: float, evaluation: dict[str, Any]) -> float:
+    """Of the difference of two accuracies on as many test images as were counted."""
+    images = _test_images(evaluation)
     return math.sqrt((first * (1 - first) + second * (1 - second)) / images) if images else 0.0
 
 
@@ -56,6 +82,12 @@ def _pile_sentence(files: RunFiles) -> str:
         pool = files.found("pool")
         truly = pool.get("truly_out_of_class")
         sentence = f"{pool['out_of_class']:.0%} of the pile looks out-of-class"
-        return f"{sentence}; {truly:.0%} truly is." if truly is not None else f"{sentence}."
+        sentence += f"; {truly:.0%} truly is." if truly is not None else "."
+        auroc = files.evaluation.get("auroc")
+        if auroc is not None and auroc < TOLD_APART:
+            sentence += (
+                f" But in- and out-of-class are hardly told apart (AUROC {auroc:.0%}): that means little."
+            )
+        return sentence
     except (MissingError, KeyError, TypeError, AttributeError):
         return ""

@@ -30,7 +30,10 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, keep_old: P
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it; some writers make private files
         write(temporary)
+        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         if keep_old is not None and path.exists():
