@@ -23,12 +23,12 @@ from timing import write_results
 from torch import Tensor
 
 from ropaws import recipes
-from ropaws.analysis import suggestions
 from ropaws.data.sources import load_corpus
 from ropaws.demo import train_once
 from ropaws.evaluation.truth import embedded_truth
 from ropaws.material import Material, load_material
 from ropaws.methods import Supervised
+from ropaws.suggesting import suggestions
 
 
 def truth_of(images: Tensor, classes: int) -> Tensor:

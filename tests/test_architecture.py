@@ -18,7 +18,7 @@ LEVELS = {
     "trained": 6,
     "run": 7, "recipes": 7, "own_data": 7, "tuning": 7,
     "labeling": 8, "in_python": 8, "material": 8,
-    "gallery": 9, "labels_file": 9,
+    "gallery": 9, "labels_file": 9, "suggesting": 9,
     "analysis": 10,
     "demo": 11, "options": 11,
     "analysis_commands": 12,

@@ -14,18 +14,17 @@ from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
 from ropaws.evaluation.calibration import reliability
 from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
 from ropaws.evaluation.doubts import doubtful_labels
-from ropaws.evaluation.in_domain import in_domain_scores
 from ropaws.evaluation.ood import detection, max_similarity
 from ropaws.evaluation.propagation import choose_voters, pool_posterior
 from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
 from ropaws.evaluation.sskde import fit_sskde
-from ropaws.evaluation.suggestions import suggest as suggest_points
 from ropaws.folder import CONFIG, EVALUATION, SPLIT, LabeledEmbeddings, training_seconds
 from ropaws.gallery import PICTURES, add_thumbnails, draw_gallery
 from ropaws.material import HIDDEN, OUT, POOL, Material, load_material
 from ropaws.methods import Supervised
 from ropaws.naming import nearest
 from ropaws.run import resume, train
+from ropaws.suggesting import suggestions
 from ropaws.trained import load_run
 from ropaws.training.checkpoint import MODEL, read_json, snapshots, write_json
 
@@ -37,7 +36,6 @@ MOST_WORK = 500_000  # labels times classes up to which logistic regression is a
 MATRIX_CLASSES = 100  # up to which the whole confusion matrix is written
 BARS = 20  # of the histograms
 SUGGESTIONS = 50
-SURE = 0.8  # probability above which a suggestion is not about two classes
 BASELINE = "supervised"  # folder inside the run, with a run on the labels alone
 Figures = dict[str, Any]
 
@@ -121,22 +119,12 @@ def _soft_nn(material: Material, _: Figures) -> Figures:
     )
 
 
-def _probs(material: Material, points: Tensor) -> Tensor:
-    return predict_probs(
-        points,
-        material.support.embeddings,
-        material.support.labels,
-        classes=material.classes,
-        temperature=material.temperature,
-    )
-
-
 def _reliability(material: Material, _: Figures) -> Figures:
     """Bins of confidence and accuracy, and histograms of confidence and in-domain probability."""
     truth = material.embedded.test_labels
     known = truth >= 0
-    probs = _probs(material, material.embedded.test)
-    scores = _in_domain(material, material.embedded.test)
+    probs = material.probs(material.embedded.test)
+    scores = material.in_domain(material.embedded.test)
     confidence = probs.amax(dim=1)
     kinds = {"in": known, "out": ~known}
     return {
@@ -159,14 +147,10 @@ def _histogram(values: Tensor) -> list[int]:
     return counts
 
 
-def _in_domain(material: Material, points: Tensor) -> Tensor:
-    return in_domain_scores(points, material.support.embeddings, material.border.prior_temperature)
-
-
 def _confusion(material: Material, _: Figures) -> Figures:
     truth = material.embedded.test_labels
     known = truth >= 0
-    predicted = _probs(material, material.embedded.test[known]).argmax(dim=1)
+    predicted = material.probs(material.embedded.test[known]).argmax(dim=1)
     matrix = confusion_matrix(predicted, truth[known], classes=material.classes)
     accuracies = class_accuracy(matrix)
     found: Figures = {"per_class": dict(zip(material.facts.class_names, accuracies, strict=True))}
@@ -261,8 +245,8 @@ def _pool(material: Material, _: Figures) -> Figures:
     embedded = material.embedded
     if len(embedded.pool) == 0:
         return {}
-    probs = _probs(material, embedded.pool)
-    scores = _in_domain(material, embedded.pool)
+    probs = material.probs(embedded.pool)
+    scores = material.in_domain(embedded.pool)
     inside = scores >= material.border.threshold
     confidence, predicted = probs.max(dim=1)
     names = material.facts.class_names
@@ -333,54 +317,6 @@ def _pictures(material: Material, results: Figures) -> Figures:
     return {}
 
 
-def suggestions(material: Material, count: int) -> list[Figures]:
-    """The unlabelled images most worth a label, best first, with the reason of each."""
-    embedded = material.embedded
-    if len(embedded.pool) == 0:
-        return []
-    probs = pool_posterior(
-        embedded.pool, material.support.embeddings, material.votes, material.kernel()
-    ).probs
-    scores = _in_domain(material, embedded.pool)
-    plain = _probs(material, embedded.pool)
-    picks = suggest_points(
-        embedded.pool,
-        probs,
-        scores,
-        material.support.embeddings,
-        count=min(count, len(embedded.pool)),
-        threshold=material.border.threshold,
-        width=material.border.prior_temperature,
-    )
-    likely, classes = plain.topk(min(2, material.classes), dim=1)
-    found = []
-    for rank, pick in enumerate(picks, start=1):
-        place = pick.position
-        names = [material.facts.class_names[number] for number in classes[place].tolist()]
-        found.append(
-            {
-                "rank": rank,
-                "image": int(embedded.pool_index[place]),
-                "name": material.pool_name(place),
-                "kind": pick.kind,
-                "reason": _reason(pick.kind, names, likely[place].tolist(), pick.stands_for),
-                "in_domain": float(scores[place]),
-                "stands_for": pick.stands_for,
-                "gain": pick.gain,
-            }
-        )
-    return found
-
-
-def _reason(kind: str, names: Sequence[str], probs: Sequence[float], stands_for: int) -> str:
-    if kind == "new class":
-        return f"a likely new class: the middle of {stands_for:,} out-of-class images that are alike"
-    others = f"speaks for {stands_for:,} images" if stands_for > 1 else "speaks for itself alone"
-    if len(names) == 1 or probs[0] >= SURE:
-        return f"looks like {names[0]} ({probs[0]:.0%}), where labels are few; {others}"
-    return f"{names[0]} ({probs[0]:.0%}) or {names[1]} ({probs[1]:.0%})? {others}"
-
-
 def suggest(
     run: Path | str,
     *,
@@ -399,8 +335,11 @@ def suggest(
     found = suggestions(material, n)
     results = read_evaluation(material.run)
     write_json(material.run / EVALUATION, {**results, "suggestions": found})
-    with contextlib.suppress(OSError, ValueError):  # no images at hand: their thumbnails stay out
+    try:
         add_thumbnails(material, [item["image"] for item in found])
+    except (OSError, ValueError) as error:
+        line = f"The report will lack thumbnails of new suggestions: {error}"
+        material.console.print(line, highlight=False, markup=False, soft_wrap=True)
     return found
 
 

@@ -10,10 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from ropaws.data.corpus import Images
-from ropaws.evaluation.in_domain import in_domain_scores
 from ropaws.evaluation.neighbors import nearest
 from ropaws.evaluation.projection import tsne
-from ropaws.evaluation.soft_nn import predict_probs
 from ropaws.material import Material
 from ropaws.training.checkpoint import read_json, write_json
 
@@ -73,13 +71,8 @@ def _keys(value: object) -> Iterable[str]:
 
 def _judged(material: Material, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Confidence, class and in-domain probability of each point.   (n, d)  ->  (n,) each"""
-    support, labels = material.support
-    if len(points) == 0:
-        return torch.empty(0), torch.empty(0, dtype=torch.long), torch.empty(0)
-    probs = predict_probs(points, support, labels, classes=material.classes, temperature=material.temperature)
-    scores = in_domain_scores(points, support, material.border.prior_temperature)
-    confidence, predicted = probs.max(dim=1)
-    return confidence, predicted, scores
+    confidence, predicted = material.probs(points).max(dim=1)
+    return confidence, predicted, material.in_domain(points)
 
 
 def _confident(material: Material) -> list[dict[str, Any]]:

@@ -20,7 +20,9 @@ from ropaws.data.randomness import ANALYSIS, generator
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.data.stacks import PictureStack
 from ropaws.data.uncurated import MIXES
+from ropaws.evaluation.in_domain import in_domain_scores
 from ropaws.evaluation.propagation import Kernel
+from ropaws.evaluation.soft_nn import predict_probs
 from ropaws.evaluation.truth import embedded_truth
 from ropaws.folder import (
     DataFacts,
@@ -97,6 +99,16 @@ class Material:
     def votes(self) -> Tensor:
         """Labels of the support as rows.   (l, c)"""
         return torch.nn.functional.one_hot(self.support.labels, self.classes).float()
+
+    def probs(self, points: Tensor) -> Tensor:
+        """Soft nearest-neighbour probabilities from the labelled images.   (n, d)  ->  (n, c)"""
+        if len(points) == 0:
+            return torch.empty(0, self.classes)
+        return predict_probs(points, *self.support, classes=self.classes, temperature=self.temperature)
+
+    def in_domain(self, points: Tensor) -> Tensor:
+        """Probability of belonging to any class.   (n, d)  ->  (n,)"""
+        return in_domain_scores(points, self.support.embeddings, self.border.prior_temperature)
 
     def kernel(self, support: LabeledEmbeddings | None = None) -> Kernel:
         """As the run was trained; a prior that is 'auto', or not the method's, fits the support."""
