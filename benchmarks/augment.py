@@ -2,8 +2,8 @@
 
 python benchmarks/augment.py        a few seconds; writes results/augment.json
 
-Both do CIFAR's large view: random resized crop, flip, colour jitter of strength 0.5 in random order
-(p 0.8), solarize (p 0.2), equalize (p 0.2), normalisation to float32.
+Both do CIFAR's large view: random resized crop, flip, color jitter of strength 0.5 in random order
+(p 0.8), solarize (p 0.2), equalize (p 0.2), normalization to float32.
 """
 
 import random
@@ -23,40 +23,40 @@ BATCH, VIEWS, REPEATS = 256, 8, 12  # a turn makes the eight views of one traini
 def pillow_view(image: np.ndarray, config: AugmentConfig, normalize: Normalization) -> np.ndarray:
     """One random view as a Dataset of the usual kind makes it."""
     height, width, _ = image.shape
-    picture = Image.fromarray(image)
+    image = Image.fromarray(image)
     for _ in range(10):
         area = random.uniform(*config.scale) * height * width
         aspect = np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
         w, h = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
         if w <= width and h <= height:
             top, left = random.randint(0, height - h), random.randint(0, width - w)
-            picture = picture.crop((left, top, left + w, top + h))
+            image = image.crop((left, top, left + w, top + h))
             break
-    picture = picture.resize((config.size, config.size), Image.Resampling.BILINEAR)
+    image = image.resize((config.size, config.size), Image.Resampling.BILINEAR)
     if random.random() < config.flip:
-        picture = ImageOps.mirror(picture)
+        image = ImageOps.mirror(image)
     if random.random() < config.jitter:
-        picture = pillow_jitter(picture, config.jitter_strength)
+        image = pillow_jitter(image, config.jitter_strength)
     if random.random() < config.solarize:
-        picture = ImageOps.solarize(picture, random.randint(0, 256))
+        image = ImageOps.solarize(image, random.randint(0, 256))
     if random.random() < config.equalize:
-        picture = ImageOps.equalize(picture)
-    pixels = np.asarray(picture, np.float32) / 255
+        image = ImageOps.equalize(image)
+    pixels = np.asarray(image, np.float32) / 255
     return ((pixels - normalize.mean) / normalize.std).astype(np.float32).transpose(2, 0, 1)
 
 
-def pillow_jitter(picture: Image.Image, strength: float) -> Image.Image:
+def pillow_jitter(image: Image.Image, strength: float) -> Image.Image:
     operations = [ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, None]
     random.shuffle(operations)
     for enhance in operations:
         if enhance is not None:
-            picture = enhance(picture).enhance(1 + 0.8 * strength * random.uniform(-1, 1))
+            image = enhance(image).enhance(1 + 0.8 * strength * random.uniform(-1, 1))
             continue
-        hue, saturation, value = picture.convert("HSV").split()
+        hue, saturation, value = image.convert("HSV").split()
         shift = int(256 * 0.2 * strength * random.uniform(-1, 1))
         turned = (np.asarray(hue).astype(np.int16) + shift).astype(np.uint8)
-        picture = Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
-    return picture
+        image = Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
+    return image
 
 
 def main() -> None:

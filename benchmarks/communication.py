@@ -2,7 +2,7 @@
 
 python benchmarks/communication.py      a second; writes results/communication.json
 
-Bytes that one process sends in one step of the paper's ImageNet setting (ResNet-50, 4096 unlabelled images of
+Bytes that one process sends in one step of the paper's ImageNet setting (ResNet-50, 4096 unlabeled images of
 eight views, 6720 supports, 2048 dimensions), with rings: an all-reduce of n bytes sends 2 n (P - 1) / P, an
 all-gather of n bytes in total n (P - 1) / P. Shapes are the recipe's; norm layers are counted.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     gathered = {
         "supports, both sides": 2 * supports * dims,
         "labels and identities of supports": supports * (classes + 2),
-        "unlabelled targets, two views": 2 * batch * dims,
+        "unlabeled targets, two views": 2 * batch * dims,
         "iterative solver, each round of both views": 2 * batch * classes,
     }
     table = {}

@@ -14,7 +14,7 @@ from rich.console import Console
 from timing import write_results
 
 from ropaws import recipes
-from ropaws.demo import train_once
+from ropaws.bench.demo import train_once
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
 from ropaws.report.tables import COLUMNS, comparison_rows
 

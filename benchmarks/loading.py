@@ -1,10 +1,10 @@
-"""Reading pictures: ours against a plain per-image Dataset with a DataLoader of as many workers.
+"""Reading images: ours against a plain per-image Dataset with a DataLoader of as many workers.
 
 python benchmarks/loading.py        about ten minutes; writes results/loading.json
 
-A few thousand JPEGs of about 500 x 375 are generated. First, images a second: both read all pictures,
+A few thousand JPEGs of about 500 x 375 are generated. First, images a second: both read all images,
 in batches and in random order, as squares of 110 px (for views of 96) and of 256 px (for views of 224),
-interleaved. The plain way is what peers do: open, convert, resize the shorter side, crop the centre, to a
+interleaved. The plain way is what peers do: open, convert, resize the shorter side, crop the center, to a
 float tensor. Ours is measured without a cache, and with one that was filled before. Then, the loader's
 share of a training step at 96, 160 and 224 px: the time that the loop waits for data, of all its time.
 """
@@ -25,39 +25,39 @@ from torch.utils.data import DataLoader, Dataset
 
 from ropaws import recipes
 from ropaws.data.augment import Normalization
-from ropaws.data.cache import SquareCache
+from ropaws.data.files.cache import SquareCache
+from ropaws.data.files.streaming import ImageStack
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import SupportConfig
-from ropaws.data.stacks import PictureStack
 from ropaws.models import build_encoder
 from ropaws.training.hardware import keep_freed_memory
 from ropaws.training.loop import fit
 from ropaws.training.optim import LARS
 
-PICTURES, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
-SIZES = {96: 110, 224: 256}  # pixels of a view: pixels that are kept of a picture
+GALLERY, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
+SIZES = {96: 110, 224: 256}  # pixels of a view: pixels that are kept of an image
 STEPS = 8
 
 
-def write_pictures(folder: Path) -> list[Path]:
+def write_images(folder: Path) -> list[Path]:
     """Photographs in kind: large smooth forms, edges and some grain, at camera quality."""
     random = np.random.default_rng(0)
     paths = []
-    for index in range(PICTURES):
+    for index in range(GALLERY):
         width, height = int(random.integers(440, 560)), int(random.integers(330, 420))
         forms, detail = (
             Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)).resize((width, height), 3)
             for shape in ((6, 8, 3), (48, 64, 3))
         )
-        picture = np.asarray(Image.blend(forms, detail, 0.3)).astype(np.int16)
-        picture += random.integers(-6, 7, picture.shape, dtype=np.int16)
+        image = np.asarray(Image.blend(forms, detail, 0.3)).astype(np.int16)
+        image += random.integers(-6, 7, image.shape, dtype=np.int16)
         path = folder / f"{index:05d}.jpg"
-        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+        Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(path, quality=90)
         paths.append(path)
     return paths
 
 
-class PlainPictures(Dataset[torch.Tensor]):
+class PlainImages(Dataset[torch.Tensor]):
     def __init__(self, paths: list[Path], size: int) -> None:
         self.paths, self.size = paths, size
 
@@ -66,13 +66,13 @@ class PlainPictures(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         with Image.open(self.paths[index]) as opened:
-            picture = opened.convert("RGB")
-        scale = self.size / min(picture.size)
-        width, height = (max(self.size, round(side * scale)) for side in picture.size)
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+            image = opened.convert("RGB")
+        scale = self.size / min(image.size)
+        width, height = (max(self.size, round(side * scale)) for side in image.size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
         left, top = (width - self.size) // 2, (height - self.size) // 2
-        picture = picture.crop((left, top, left + self.size, top + self.size))
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+        image = image.crop((left, top, left + self.size, top + self.size))
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
 
 
 class Repeating:
@@ -89,7 +89,7 @@ class Repeating:
 
 def plain_batches(paths: list[Path], size: int) -> Iterator[torch.Tensor]:
     loader = DataLoader(
-        PlainPictures(paths, size), BATCH, shuffle=True, drop_last=True, num_workers=WORKERS,
+        PlainImages(paths, size), BATCH, shuffle=True, drop_last=True, num_workers=WORKERS,
         persistent_workers=True, multiprocessing_context="spawn",
     )  # fmt: skip
     while True:
@@ -97,11 +97,11 @@ def plain_batches(paths: list[Path], size: int) -> Iterator[torch.Tensor]:
 
 
 def our_batches(paths: list[Path], size: int, cache: SquareCache | None) -> Iterator[object]:
-    stack = PictureStack(paths, size, cache=cache, workers=WORKERS)
+    stack = ImageStack(paths, size, cache=cache, workers=WORKERS)
     yield from stream(stack)._all_pixels(0, 10**6)
 
 
-def stream(stack: PictureStack, recipe: str = "demo", **augment: float) -> BatchStream:
+def stream(stack: ImageStack, recipe: str = "demo", **augment: float) -> BatchStream:
     config = recipes.get(recipe)
     one_label = torch.zeros(1, dtype=torch.long)
     data = TrainingData(stack, one_label, one_label, Normalization((0.5,) * 3, (0.25,) * 3))
@@ -111,7 +111,7 @@ def stream(stack: PictureStack, recipe: str = "demo", **augment: float) -> Batch
 
 def images_per_second(paths: list[Path], folder: Path) -> dict[str, object]:
     results: dict[str, object] = {}
-    batches = PICTURES // BATCH
+    batches = GALLERY // BATCH
     for view, size in SIZES.items():
         cache = SquareCache(folder / f"cache-{size}", 4 * 2**30)
         ways = {
@@ -125,18 +125,18 @@ def images_per_second(paths: list[Path], folder: Path) -> dict[str, object]:
         rates = {k: round(batches * BATCH / statistics.median(v)) for k, v in seconds.items()}
         plain = seconds.pop("plain")
         speedups = {name: round(median_ratio(plain, ours), 2) for name, ours in seconds.items()}
-        results[f"{view}px"] = {"picture_size": size, "images_per_second": rates, "speedup": speedups}
+        results[f"{view}px"] = {"image_size": size, "images_per_second": rates, "speedup": speedups}
         print(f"{view} px: {rates}, {speedups}")
     return results
 
 
 def loader_share(paths: list[Path], folder: Path) -> dict[str, object]:
-    """Of a step of a small network with two large views: how long the loop waits for pictures."""
+    """Of a step of a small network with two large views: how long the loop waits for images."""
     results: dict[str, object] = {}
     for view in (96, 160, 224):
         size = round(view * 8 / 7)
         for name, cache in (("decoding", None), ("cache", SquareCache(folder / "share", 4 * 2**30))):
-            stack = PictureStack(paths, size, cache=cache, workers=WORKERS)
+            stack = ImageStack(paths, size, cache=cache, workers=WORKERS)
             if cache is not None:
                 stack[torch.arange(len(stack))]  # fills it
             config = recipes.get("demo")
@@ -176,13 +176,13 @@ def main() -> None:
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "pictures").mkdir()
+        (folder / "images").mkdir()
         began = time.perf_counter()
-        paths = write_pictures(folder / "pictures")
-        print(f"{PICTURES} pictures written in {time.perf_counter() - began:.0f} s")
+        paths = write_images(folder / "images")
+        print(f"{GALLERY} images written in {time.perf_counter() - began:.0f} s")
         sizes = [path.stat().st_size for path in paths]
         results: dict[str, object] = {
-            "pictures": PICTURES, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
+            "images": GALLERY, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
             "batch": BATCH, "workers": WORKERS, "turns": REPEATS,
         }  # fmt: skip
         results |= images_per_second(paths, folder)

@@ -1,4 +1,4 @@
-"""The paper's CIFAR-10 tables in small: PAWS against RoPAWS with out-of-class images in the pile.
+"""The paper's CIFAR-10 tables in small: PAWS against RoPAWS with out-of-class images in the pool.
 
 python benchmarks/paper_small.py --data FOLDER [--runs FOLDER] [--only main steps] [--share 1/2]
 
@@ -31,10 +31,10 @@ from ropaws.batch import Support, Views
 from ropaws.data.samplers import SupportConfig, support_indices, unlabeled_indices
 from ropaws.data.splits import draw_split
 from ropaws.evaluation.in_domain import fitted_prior_temperature, nearest_fellow
-from ropaws.evaluation.propagation import Kernel, pool_posterior
 from ropaws.evaluation.soft_nn import evaluate_soft_nn
 from ropaws.evaluation.sskde import fit_sskde
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
+from ropaws.methods.propagation import Kernel, pool_posterior
 from ropaws.models.encoder import Encoder
 from ropaws.models.heads import projection_head
 from ropaws.training.checkpoint import write_json
@@ -47,7 +47,7 @@ BATCH = 256
 START_STEPS, START_PEAK = 100, 1.6  # on the labels alone
 STEPS, PEAK = 300, 0.8
 SEEDS = (0, 1, 2)
-# extra images -> in-class images a class in the pile: the paper's shares of out-of-class images, about 50 %
+# extra images -> in-class images a class in the pool: the paper's shares of out-of-class images, about 50 %
 # with CIFAR-100, 60 % with SVHN and 67 % with Tiny-ImageNet
 MIXES = {"none": 500, "cifar100": 500, "tiny": 208, "svhn": 200}
 IN_CLASS = 500
@@ -109,34 +109,34 @@ def jobs(parts: list[str]) -> list[Job]:
     return list(dict.fromkeys(found))
 
 
-class Pile(NamedTuple):
+class Pool(NamedTuple):
     """Training and test features of a mix."""
 
     views: Tensor  # (n, views, features)
-    centre: Tensor  # (n, features)
+    center: Tensor  # (n, features)
     labels: Tensor  # (n,) class, or -1
     test: Tensor  # (t, features)
     truth: Tensor  # (t,) class, or -1
 
 
-def load_pile(mix: str, data: Path, runs: Path) -> Pile:
-    """Features, brought to mean 0 and deviation 1 over the pile."""
+def load_pool(mix: str, data: Path, runs: Path) -> Pool:
+    """Features, brought to mean 0 and deviation 1 over the pool."""
     chosen, labels = _in_class(data, IN_CLASS)
     inside = _features(data, runs, "cifar10", "train", chosen)
     tests = _features(data, runs, "cifar10", "test")
     truth = torch.from_numpy(_array(data, "cifar10", "test_labels").astype(np.int64))
     kept = torch.cat([(labels == c).nonzero().squeeze(1)[: MIXES[mix]] for c in range(CLASSES)])
-    views, centre, labels = inside.views[kept], inside.centre[kept], labels[kept]
-    test = tests.centre
+    views, center, labels = inside.views[kept], inside.center[kept], labels[kept]
+    test = tests.center
     if mix != "none":
         extra, others = (_features(data, runs, mix, part) for part in ("train", "test"))
-        views, centre = torch.cat([views, extra.views]), torch.cat([centre, extra.centre])
-        labels = torch.cat([labels, torch.full((len(extra.centre),), -1)])
-        test = torch.cat([test, others.centre])
-        truth = torch.cat([truth, torch.full((len(others.centre),), -1)])
-    std, mean = torch.std_mean(centre.float(), dim=0)
-    views, centre, test = ((x.float() - mean) / (std + 1e-3) for x in (views, centre, test))
-    return Pile(views, centre, labels, test, truth)
+        views, center = torch.cat([views, extra.views]), torch.cat([center, extra.center])
+        labels = torch.cat([labels, torch.full((len(extra.center),), -1)])
+        test = torch.cat([test, others.center])
+        truth = torch.cat([truth, torch.full((len(others.center),), -1)])
+    std, mean = torch.std_mean(center.float(), dim=0)
+    views, center, test = ((x.float() - mean) / (std + 1e-3) for x in (views, center, test))
+    return Pool(views, center, labels, test, truth)
 
 
 def _in_class(data: Path, count: int) -> tuple[np.ndarray, Tensor]:
@@ -166,22 +166,22 @@ def _features(data: Path, runs: Path, name: str, part: str, chosen: np.ndarray |
     )
 
 
-def run_job(job: Job, pile: Pile) -> dict[str, Any]:
+def run_job(job: Job, pool: Pool) -> dict[str, Any]:
     """Start on the labels, train, test; figures at the start, at the end and in between."""
     split = draw_split(
-        pile.labels, tuple(map(str, range(CLASSES))), labels_per_class=job.labels, seed=job.seed
+        pool.labels, tuple(map(str, range(CLASSES))), labels_per_class=job.labels, seed=job.seed
     )
     torch.manual_seed(job.seed)
-    model = Encoder(nn.Flatten(), projection_head(pile.views.shape[2], 128, 128), nn.Identity())
+    model = Encoder(nn.Flatten(), projection_head(pool.views.shape[2], 128, 128), nn.Identity())
     began = time.perf_counter()
     start = 0 if job.cold else START_STEPS
-    for _ in _train(model, Supervised(), pile, split.indices, split.labels, job, start, START_PEAK):
+    for _ in _train(model, Supervised(), pool, split.indices, split.labels, job, start, START_PEAK):
         pass
     every = max(1, job.steps // 6)
-    steps = _train(model, VARIANTS[job.variant], pile, split.indices, split.labels, job, job.steps, PEAK)
-    curve = [{"step": 0, **_test(model, pile, split.indices, split.labels)}]
+    steps = _train(model, VARIANTS[job.variant], pool, split.indices, split.labels, job, job.steps, PEAK)
+    curve = [{"step": 0, **_test(model, pool, split.indices, split.labels)}]
     curve += [
-        {"step": step + 1, **_test(model, pile, split.indices, split.labels)}
+        {"step": step + 1, **_test(model, pool, split.indices, split.labels)}
         for step in steps
         if (step + 1) % every == 0 or step + 1 == job.steps
     ]
@@ -189,14 +189,14 @@ def run_job(job: Job, pile: Pile) -> dict[str, Any]:
         **asdict(job),
         "seconds": time.perf_counter() - began,
         "curve": curve,
-        **_analyses(model, pile, split.indices, split.labels),
+        **_analyses(model, pool, split.indices, split.labels),
     }
 
 
 def _train(
     model: Encoder,
     method: Method,
-    pile: Pile,
+    pool: Pool,
     indices: Tensor,
     labels: Tensor,
     job: Job,
@@ -208,22 +208,22 @@ def _train(
     def rate(step: int) -> float:
         return warmup_cosine(step, peak=peak, start=peak / 4, end=peak / 100, warmup=steps // 10, total=steps)
 
-    for taken in fit(model, method, _batches(pile, indices, labels, job, steps), optimizer, rate):
+    for taken in fit(model, method, _batches(pool, indices, labels, job, steps), optimizer, rate):
         yield taken.step
 
 
 def _batches(
-    pile: Pile, indices: Tensor, labels: Tensor, job: Job, steps: int
+    pool: Pool, indices: Tensor, labels: Tensor, job: Job, steps: int
 ) -> Iterator[tuple[int, Views, Support]]:
     """Views are drawn from those that were computed: two large ones, the others as crops."""
     settings = SupportConfig(images_per_class=min(16, job.labels), views=VIEWS)
     for step in range(steps):
         random = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
-        rows = unlabeled_indices(step, batch=BATCH, pool=len(pile.views), seed=job.seed)
+        rows = unlabeled_indices(step, batch=BATCH, pool=len(pool.views), seed=job.seed)
         order = torch.rand(BATCH, VIEWS, generator=random).argsort(dim=1)
-        first, second, *crops = (_as_images(pile.views[rows, order[:, v]]) for v in range(VIEWS))
+        first, second, *crops = (_as_images(pool.views[rows, order[:, v]]) for v in range(VIEWS))
         positions, classes = support_indices(step, labels, settings, seed=job.seed)
-        shown = pile.views[indices[positions]]  # (k, views, features): all views of each
+        shown = pool.views[indices[positions]]  # (k, views, features): all views of each
         support = Support(
             _as_images(shown.transpose(0, 1).flatten(0, 1)),
             F.one_hot(classes.repeat(VIEWS), CLASSES).float(),
@@ -245,21 +245,21 @@ def _embed(model: Encoder, rows: Tensor) -> Tensor:
     return embedded
 
 
-def _test(model: Encoder, pile: Pile, indices: Tensor, labels: Tensor) -> dict[str, float]:
+def _test(model: Encoder, pool: Pool, indices: Tensor, labels: Tensor) -> dict[str, float]:
     return evaluate_soft_nn(
-        _embed(model, pile.test),
-        pile.truth,
-        _embed(model, pile.centre[indices]),
+        _embed(model, pool.test),
+        pool.truth,
+        _embed(model, pool.center[indices]),
         labels,
         classes=CLASSES,
         temperature=0.1,
     )
 
 
-def _analyses(model: Encoder, pile: Pile, indices: Tensor, labels: Tensor) -> dict[str, Any]:
+def _analyses(model: Encoder, pool: Pool, indices: Tensor, labels: Tensor) -> dict[str, Any]:
     """Label propagation step by step (the paper's Tables 11 and 14), and SSKDE (Table 9)."""
-    test, support = _embed(model, pile.test), _embed(model, pile.centre[indices])
-    known = pile.truth >= 0
+    test, support = _embed(model, pool.test), _embed(model, pool.center[indices])
+    known = pool.truth >= 0
     prior = fitted_prior_temperature(nearest_fellow(support, labels), 0.7)
     kernel = Kernel(temperature=0.1, prior_temperature=prior)
     table = []
@@ -270,15 +270,15 @@ def _analyses(model: Encoder, pile: Pile, indices: Tensor, labels: Tensor) -> di
         confidence, predicted = probs.max(dim=1)
         row = {
             "iterations": iterations,
-            "accuracy": float((predicted[known] == pile.truth[known]).double().mean()),
+            "accuracy": float((predicted[known] == pool.truth[known]).double().mean()),
             "confidence_in": float(confidence[known].mean()),
         }
         if not known.all():
             row["confidence_out"] = float(confidence[~known].mean())
         table.append(row)
-    pool = _embed(model, pile.centre)[::4]
+    pool = _embed(model, pool.center)[::4]
     sskde = fit_sskde(support, labels, pool, classes=CLASSES)(test[known]).argmax(dim=1)
-    return {"propagation": table, "sskde": float((sskde == pile.truth[known]).double().mean())}
+    return {"propagation": table, "sskde": float((sskde == pool.truth[known]).double().mean())}
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -363,14 +363,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     number, shares = map(int, options.share.split("/"))
     wanted = jobs(options.only)
-    piles: dict[str, Pile] = {}
+    pools: dict[str, Pool] = {}
     for count, job in enumerate(wanted):
         path = options.runs / job.file
         if path.exists() or count % shares != number - 1:
             continue
-        if job.mix not in piles:
-            piles = {job.mix: load_pile(job.mix, options.data, options.runs)}  # one at a time in memory
-        row = run_job(job, piles[job.mix])
+        if job.mix not in pools:
+            pools = {job.mix: load_pool(job.mix, options.data, options.runs)}  # one at a time in memory
+        row = run_job(job, pools[job.mix])
         write_json(path, row)
         start, end = row["curve"][0]["accuracy"], row["curve"][-1]
         print(

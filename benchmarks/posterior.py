@@ -3,9 +3,9 @@
 python benchmarks/posterior.py          about ten minutes; writes results/posterior.json
 python benchmarks/posterior.py --quick  up to M = 4096 only
 
-From given votes to the posterior, M unlabelled points, two settings of the paper: CIFAR's (1280 supports,
+From given votes to the posterior, M unlabeled points, two settings of the paper: CIFAR's (1280 supports,
 10 classes) and ImageNet's (6720 supports, 960 classes). The reference formula is
-inv(I - C_u) C_l L, evaluated from the left as the released code does. Points lie around class centres on the
+inv(I - C_u) C_l L, evaluated from the left as the released code does. Points lie around class centers on the
 sphere. Memory is the peak of a process of its own that makes the votes and solves once.
 """
 
@@ -32,11 +32,11 @@ SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384)
 def votes(setting: str, points: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     supports, classes, prior_temperature = SETTINGS[setting]
     random = torch.Generator().manual_seed(0)
-    centres = F.normalize(torch.randn(classes, DIMS, generator=random), dim=1)
+    centers = F.normalize(torch.randn(classes, DIMS, generator=random), dim=1)
 
     def draw(labels: torch.Tensor) -> torch.Tensor:
         noise = 0.08 * torch.randn(len(labels), DIMS, generator=random)
-        return F.normalize(centres[labels] + noise, dim=1)
+        return F.normalize(centers[labels] + noise, dim=1)
 
     labels = torch.arange(supports) % classes
     support, queries = draw(labels), draw(torch.randint(classes, (points,), generator=random))

@@ -2,8 +2,8 @@
 
 python benchmarks/propagation.py [--largest 1000000]
 
-Seconds of fit (which labels every unlabelled row), taken turn by turn in one process; peak memory of each
-alone in a process of its own, above what the data takes; accuracy on the unlabelled rows of known classes.
+Seconds of fit (which labels every unlabeled row), taken turn by turn in one process; peak memory of each
+alone in a process of its own, above what the data takes; accuracy on the unlabeled rows of known classes.
 The same rows of unit length go to all; gamma = 5 makes scikit-learn's rbf kernel equal to ours at
 temperature 0.1. A third of the generated rows, and half of the embedded ones, belong to no class. An rbf
 kernel of 50,000 rows needs 20 GB for each of its copies and is not tried. Writes results/propagation.json.
@@ -30,8 +30,8 @@ from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 from timing import interleaved, median_ratio, write_results
 
 from ropaws import RoPAWSClassifier
+from ropaws.data.datasets.truth import embedded_truth
 from ropaws.data.sources import DataConfig, load_corpus
-from ropaws.evaluation.truth import embedded_truth
 
 warnings.filterwarnings("ignore", category=ConvergenceWarning)
 DIMS, CLASSES, OTHERS, LABELS = 128, 10, 5, 25
@@ -65,18 +65,18 @@ class Rows(NamedTuple):
 def generated(count: int) -> Rows:
     """Clusters on a sphere; some are of no class."""
     random = np.random.default_rng(0)
-    centres = random.normal(size=(CLASSES + OTHERS, DIMS)).astype(np.float32)
-    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    centers = random.normal(size=(CLASSES + OTHERS, DIMS)).astype(np.float32)
+    centers /= np.linalg.norm(centers, axis=1, keepdims=True)
     cluster = random.integers(0, CLASSES + OTHERS, count)
     points = random.normal(scale=0.09, size=(count, DIMS)).astype(np.float32)
-    points += centres[cluster]
+    points += centers[cluster]
     points /= np.linalg.norm(points, axis=1, keepdims=True)
     return _with_labels(points, np.where(cluster < CLASSES, cluster, -1))
 
 
 @cache
 def embedded() -> Rows:
-    """The embedded pile of garments, as 128 principal components of its pixels."""
+    """The embedded pool of garments, as 128 principal components of its pixels."""
     corpus = load_corpus(DataConfig(source="fashion-demo"))
     pixels = np.asarray(corpus.train_images[:]).reshape(len(corpus.train_images), -1).astype(np.float32) / 255
     points = PCA(DIMS, random_state=0).fit_transform(pixels).astype(np.float32)
@@ -97,7 +97,7 @@ def load(data: str) -> Rows:
 
 
 def score(model: Any, rows: Rows) -> dict[str, float]:
-    """Of unlabelled rows: accuracy in-class, and how well the certainty tells the others."""
+    """Of unlabeled rows: accuracy in-class, and how well the certainty tells the others."""
     hidden = rows.labels < 0
     known = hidden & (rows.truth >= 0)
     found = {"accuracy": float((model.transduction_[known] == rows.truth[known]).mean())}

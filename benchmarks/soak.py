@@ -3,7 +3,7 @@
 python benchmarks/soak.py                    some minutes; writes results/soak.json
 python benchmarks/soak.py --steps 2000 --kills 40
 
-Pictures on disk, read while training; some are corrupt, and every read may be slow. The run is killed
+Images on disk, read while training; some are corrupt, and every read may be slow. The run is killed
 without warning (SIGKILL) again and again and resumed. A quiet run with the same settings tells what the
 end should be. Lost steps are those beyond the last checkpoint that had to be taken again.
 """
@@ -33,33 +33,33 @@ from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
 from ropaws.training.checkpoint import write_json
 
-CLASSES, LABELED, PILE, CORRUPT = 4, 5, 200, 10
-# Runs `ropaws`, but every twentieth picture takes a tenth of a second, as on a disk that others use.
+CLASSES, LABELED, POOL, CORRUPT = 4, 5, 200, 10
+# Runs `ropaws`, but every twentieth image takes a tenth of a second, as on a disk that others use.
 SLOW = """
 import sys, time, itertools
-import ropaws.data.pictures as pictures
-import ropaws.data.stacks as stacks
-real, count = pictures._decode, itertools.count()
-def slow(picture, size):
+import ropaws.data.files.decoding as images
+import ropaws.data.files.streaming as stacks
+real, count = images._decode, itertools.count()
+def slow(image, size):
     if next(count) % 20 == 0:
         time.sleep(0.1)
-    return real(picture, size)
-pictures._decode = slow
+    return real(image, size)
+images._decode = slow
 if __name__ == "__main__":
-    from ropaws.cli import main
+    from ropaws.cli.main import main
     main(sys.argv[1:])
 """
 
 
-def write_pictures(folder: Path) -> None:
+def write_images(folder: Path) -> None:
     random_ = np.random.default_rng(0)
     for label in range(CLASSES):
         for i in range(LABELED):
             _save(folder / "labeled" / f"class{label}" / f"{i}.png", label, random_)
-    for i in range(PILE):
-        _save(folder / "pile" / f"{i:04d}.png", i % (CLASSES + 2), random_)
+    for i in range(POOL):
+        _save(folder / "pool" / f"{i:04d}.png", i % (CLASSES + 2), random_)
     for i in range(CORRUPT):
-        (folder / "pile" / f"corrupt-{i}.png").write_bytes(b"not a picture" * i)
+        (folder / "pool" / f"corrupt-{i}.png").write_bytes(b"not an image" * i)
 
 
 def _save(path: Path, label: int, random_: np.random.Generator) -> None:
@@ -120,12 +120,12 @@ def main() -> None:
     every = 10
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_pictures(folder)
+        write_images(folder)
         base = recipes.demo()
         config = replace(
             base,
             data=DataConfig(
-                labeled=folder / "labeled", unlabeled=(folder / "pile",), picture_size=32,
+                labeled=folder / "labeled", unlabeled=(folder / "pool",), image_size=32,
                 labels_per_class=None, memory_gb=0.0, workers=1,
             ),
             augment=AugmentConfig(size=28, small_crops=1, small_size=16),
@@ -137,7 +137,7 @@ def main() -> None:
         write_json(folder / "config.json", to_json(config))
         plain, slow = folder / "plain.py", folder / "slow.py"
         plain.write_text(
-            "import sys\nfrom ropaws.cli import main\nif __name__ == '__main__': main(sys.argv[1:])\n"
+            "import sys\nfrom ropaws.cli.main import main\nif __name__ == '__main__': main(sys.argv[1:])\n"
         )
         slow.write_text(SLOW)
         quiet, hard = folder / "quiet", folder / "hard"

@@ -3,9 +3,9 @@
 python benchmarks/step_time.py              some minutes on two cores; writes results/step_time.json
 python benchmarks/step_time.py --repeats 3  quicker and rougher
 
-The step is the paper's CIFAR setting: WRN-28-2, 256 unlabelled images with two large views and six
+The step is the paper's CIFAR setting: WRN-28-2, 256 unlabeled images with two large views and six
 small crops, 1280 supports. The loss part is the paper's ImageNet setting on given embeddings:
-4096 unlabelled images, 6720 supports, 960 classes.
+4096 unlabeled images, 6720 supports, 960 classes.
 """
 
 import argparse

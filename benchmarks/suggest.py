@@ -2,10 +2,10 @@
 
 python benchmarks/suggest.py [--seeds 3] [--runs runs/suggest] [--counts 20 60]
 
-Starts from the demo's RoPAWS runs with 4 labels for each of five classes. So many more images are labelled
+Starts from the demo's RoPAWS runs with 4 labels for each of five classes. So many more images are labeled
 by their true class, those that `ropaws suggest` names or random ones, and the run is trained anew with all
 labels; so is the same network on the labels alone, which says what the labels are worth without the chance
-that a short semi-supervised run loses a class. Half of the pile belongs to no class; labelling such an image
+that a short semi-supervised run loses a class. Half of the pool belongs to no class; labeling such an image
 is a label spent, which adds nothing.
 Finished runs are used again, so it can be interrupted. Writes results/suggest.json.
 """
@@ -23,12 +23,12 @@ from timing import write_results
 from torch import Tensor
 
 from ropaws import recipes
+from ropaws.analysis.suggest import suggestions
+from ropaws.bench.demo import train_once
+from ropaws.data.datasets.truth import embedded_truth
 from ropaws.data.sources import load_corpus
-from ropaws.demo import train_once
-from ropaws.evaluation.truth import embedded_truth
-from ropaws.material import Material, load_material
 from ropaws.methods import Supervised
-from ropaws.suggesting import suggestions
+from ropaws.runs.run import Material, load_material
 
 
 def truth_of(images: Tensor, classes: int) -> Tensor:
@@ -48,8 +48,8 @@ def at_random(material: Material, count: int) -> list[int]:
     return places
 
 
-def write_pile(source: Path) -> None:
-    """The embedded pile with all its true labels, of which a split grants some."""
+def write_pool(source: Path) -> None:
+    """The embedded pool with all its true labels, of which a split grants some."""
     corpus = load_corpus(recipes.demo().data)
     np.savez(
         source,
@@ -63,9 +63,9 @@ def write_pile(source: Path) -> None:
 
 def retrained(material: Material, places: list[int], folder: Path, console: Console) -> dict[str, float]:
     """Accuracy by method, trained anew with the old labels and the new ones."""
-    source = folder.parent / "pile.npz"
+    source = folder.parent / "pool.npz"
     if not source.exists():
-        write_pile(source)
+        write_pool(source)
     images = material.embedded.pool_index[places]
     chosen = images[truth_of(images, material.classes) >= 0].tolist()
     lines = "".join(f"{index}\n" for index in [*material.facts.split.indices.tolist(), *chosen])

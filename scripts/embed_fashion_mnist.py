@@ -3,8 +3,8 @@
 python scripts/embed_fashion_mnist.py FOLDER    (the folder with *-ubyte.gz; Debian's package
 dataset-fashion-mnist puts them into /usr/share/datasets/fashion-mnist)
 
-The training part, an uncurated pile of 5,000, comes from the official training set and the test
-part from the official test set. Half of each is out-of-class. The labels of 100 pile images a
+The training part, an uncurated pool of 5,000, comes from the official training set and the test
+part from the official test set. Half of each is out-of-class. The labels of 100 pool images a
 class are in fashion.npz, for splits to grant; those of all the rest are in pool_truth.npz, which
 evaluation may read and training does not. The choice is random from a fixed seed, so the files
 can be made again.
@@ -18,8 +18,8 @@ import numpy as np
 
 IN_CLASS = {"t-shirt": 0, "trouser": 1, "pullover": 2, "dress": 3, "coat": 4}
 OUT_OF_CLASS = {"sandal": 5, "shirt": 6, "sneaker": 7, "bag": 8, "ankle boot": 9}
-POOL = 500  # images a class in the pile, of all ten classes
-CANDIDATES = 100  # of them, images an in-class that may be labelled
+POOL = 500  # images a class in the pool, of all ten classes
+CANDIDATES = 100  # of them, images an in-class that may be labeled
 TEST = 200  # images a class in the test set, of all ten classes
 UNKNOWN = -1
 TARGET = Path(__file__).parent.parent / "src/ropaws/data/embedded"
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
         granted += [new] * known + [UNKNOWN] * (POOL - known)
         test += list(rng.permutation(np.flatnonzero(test_labels == old))[:TEST])
         test_truth += [new if new < len(IN_CLASS) else UNKNOWN] * TEST
-    order = rng.permutation(len(pool))  # the order of the pile must not tell its labels
+    order = rng.permutation(len(pool))  # the order of the pool must not tell its labels
     np.savez_compressed(
         TARGET / "fashion.npz",
         class_names=np.array(names[: len(IN_CLASS)]),

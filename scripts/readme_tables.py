@@ -46,13 +46,13 @@ def speed() -> str:
             f" ({large['speedup']} times at 96 px).",
             f"- JPEGs of about 500 x 375 are read {plain[0]} times as fast as by a plain Dataset and"
             f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times"
-            f" from the cache; training on this CPU waits for pictures at most {wait:.1%} of the time.",
+            f" from the cache; training on this CPU waits for images at most {wait:.1%} of the time.",
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
             f"- `RoPAWSClassifier` labels 50,000 rows {rival['times ours']:.0f} times as fast as"
-            " scikit-learn's LabelSpreading on its nearest-neighbour graph"
+            " scikit-learn's LabelSpreading on its nearest-neighbor graph"
             f" ({ten['LabelSpreading knn']['times ours']:.1f} times at 10,000;"
             f" {ten['LabelSpreading rbf']['times ours']:.0f} times its rbf kernel), and a million rows of 128"
             f" in {million['seconds']:.0f} seconds and {million['megabytes']} MB beside the data.",
@@ -100,7 +100,7 @@ def soak() -> str:
     same = results["losses_equal_the_quiet_run"] and results["weights_equal_the_quiet_run"]
     return (
         f"`python benchmarks/soak.py`: {results['steps_done']} steps with {results['kills_survived']} kills"
-        f" at random moments, corrupt pictures ({results['corrupt_images_listed']} listed) and a slow disk;"
+        f" at random moments, corrupt images ({results['corrupt_images_listed']} listed) and a slow disk;"
         f" {results['steps_taken_again']} steps since a checkpoint were taken again,"
         f" {results['steps_lost_beyond_a_checkpoint']} were lost, and the losses and weights of the quiet run"
         f" were {'met to the bit' if same else 'not met'}."
@@ -208,7 +208,7 @@ def suggest() -> str:
     ]
     shares = ", ".join(f"{way} {spread(found['in_class_share'][way])}" for way in ("random", "suggested"))
     return (
-        "Accuracy in percent on the embedded data after labelling more images and training anew, mean and"
+        "Accuracy in percent on the embedded data after labeling more images and training anew, mean and"
         f" deviation over {found['seeds']} seeds (`python benchmarks/suggest.py`):\n\n{table(rows)}\n\n"
         f"Share of the labels spent on images that belong to a class, in percent: {shares}."
     )

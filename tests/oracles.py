@@ -66,10 +66,10 @@ def soft_class_density(z, support, labels, y, temperature):
 def semi_class_density(z, support, labels, unlabeled, probs, y, temperature, ratio):
     """Eq. (8), the appendix's form with r'."""
     boost = ratio * len(unlabeled) / len(support)
-    labelled = sum(lab[y] * kernel(z, o, temperature) for o, lab in zip(support, labels, strict=True))
-    unlabelled = sum(p[y] * kernel(z, o, temperature) for o, p in zip(unlabeled, probs, strict=True))
+    labeled = sum(lab[y] * kernel(z, o, temperature) for o, lab in zip(support, labels, strict=True))
+    unlabeled = sum(p[y] * kernel(z, o, temperature) for o, p in zip(unlabeled, probs, strict=True))
     scale = (boost * len(support) + len(unlabeled)) / labels.shape[1]
-    return (boost * labelled + unlabelled) / scale
+    return (boost * labeled + unlabeled) / scale
 
 
 def neighbor_weights(queries, support, temperature, ratio, self_vote):
@@ -124,7 +124,7 @@ def paws_loss(anchors, targets, sharpen_temperature, weights=None, entropy_weigh
 
 
 def sskde(points, labels, classes, weight, iterations, gamma, query):
-    """SSKDE by loops; labels: class of the first points, the others are unlabelled."""
+    """SSKDE by loops; labels: class of the first points, the others are unlabeled."""
     known = len(labels)
     beliefs = [[1.0 if labels[i] == y else 0.0 for y in range(classes)] for i in range(known)]
     beliefs += [[1 / classes] * classes for _ in range(len(points) - known)]

@@ -97,7 +97,7 @@ def test_importing_has_no_effect():
         "    return (torch.get_rng_state().tolist(), numpy.random.get_state()[1].tolist(),\n"
         "            torch.get_num_threads(), torch.get_default_dtype())\n"
         "before = state()\n"
-        "import ropaws, ropaws.cli\n"
+        "import ropaws, ropaws.cli.main\n"
         "assert state() == before\n"
         "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
     )

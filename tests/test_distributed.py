@@ -18,7 +18,7 @@ from ropaws import distributed
 from ropaws.config import to_json
 from ropaws.data.samplers import SupportConfig, support_share
 from ropaws.distributed import share
-from ropaws.launch import Place, planned
+from ropaws.distributed import Place, planned
 from ropaws.training.checkpoint import write_json
 from tests import tiny
 

@@ -174,9 +174,9 @@ def test_bayes_rule_on_the_semi_supervised_densities_is_one_propagation_step():
     close(eq.bayes_rule(densities), eq.propagation_step(*votes, SOFT, probs))
 
 
-def test_without_unlabelled_neighbours_and_prior_ropaws_is_paws():
+def test_without_unlabeled_neighbors_and_prior_ropaws_is_paws():
     paws = eq.soft_nn(QUERIES, SUPPORT, SOFT, temperature=0.1)
-    # A single point that may not vote for itself has no unlabelled neighbour.
+    # A single point that may not vote for itself has no unlabeled neighbor.
     alone = [eq.ropaws_posterior(q[None], SUPPORT, SOFT, prior_temperature=None) for q in QUERIES]
     close(torch.cat([posterior.probs for posterior in alone]), paws)
     close(torch.cat([posterior.in_domain for posterior in alone]), torch.ones(7))
@@ -224,7 +224,7 @@ def test_collapsed_embeddings_predict_uniformly_yet_have_a_gradient():
     anchors = eq.soft_nn(queries, support, labels).unflatten(0, (2, 4))
     for losses in (eq.paws_loss(anchors, target), eq.ropaws_loss(anchors, target, torch.ones(2, 4))):
         (gradient,) = torch.autograd.grad(losses.total, support, retain_graph=True)
-        # Supports of the favoured class are drawn to the point, the others are pushed off it.
+        # Supports of the favored class are drawn to the point, the others are pushed off it.
         pull = -gradient @ point[0]
         assert (pull[labels[:, 0] == 1] > 0.01).all()
         assert (pull[labels[:, 0] == 0] < -0.01).all()

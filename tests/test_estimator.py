@@ -7,13 +7,13 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import ropaws
 from ropaws import RoPAWSClassifier
 from ropaws import equations as eq
-from tests.test_pool import blobs
+from tests.evaluation.test_pool import blobs
 
 
 @parametrize_with_checks(
     [RoPAWSClassifier()],
     expected_failed_checks=lambda _: {
-        "check_classifiers_classes": "takes -1 for a class, here it is unlabelled"
+        "check_classifiers_classes": "takes -1 for a class, here it is unlabeled"
     },
 )
 def test_it_is_a_scikit_learn_estimator(estimator, check):
@@ -42,7 +42,7 @@ def test_it_spreads_labels_and_knows_what_is_of_no_class():
     assert probs[~known].max(axis=1).mean() < probs[known].max(axis=1).mean()
 
 
-def test_without_unlabelled_rows_and_prior_it_is_paws():
+def test_without_unlabeled_rows_and_prior_it_is_paws():
     points, truth = blobs(10, 3, seed=1)
     model = RoPAWSClassifier(temperature=0.1, prior_temperature=None).fit(points.numpy(), truth.numpy())
     queries, _ = blobs(4, 3, seed=2)
@@ -51,7 +51,7 @@ def test_without_unlabelled_rows_and_prior_it_is_paws():
     np.testing.assert_allclose(model.in_domain(queries.numpy()), 1, rtol=1e-6)
 
 
-def test_unlabelled_rows_get_the_closed_form():
+def test_unlabeled_rows_get_the_closed_form():
     points, y, _ = semi()
     model = RoPAWSClassifier(temperature=0.1, prior_temperature=0.2).fit(points, y)
     rows = F.normalize(torch.from_numpy(points), dim=1)
@@ -75,7 +75,7 @@ def test_labels_keep_their_names_and_lack_of_labels_is_an_error():
         RoPAWSClassifier().fit(points.numpy(), np.full(20, -1))
 
 
-def test_it_is_as_good_as_nearest_neighbours_on_digits():
+def test_it_is_as_good_as_nearest_neighbors_on_digits():
     from sklearn.datasets import load_digits
 
     pixels, truth = load_digits(return_X_y=True)
@@ -94,7 +94,7 @@ def test_the_text_minus_one_is_not_taken_for_a_class():
         RoPAWSClassifier().fit(points.numpy(), names)
 
 
-def test_names_may_be_mixed_with_unlabelled_rows_and_chance_may_be_of_any_kind():
+def test_names_may_be_mixed_with_unlabeled_rows_and_chance_may_be_of_any_kind():
     points, y, truth = semi()
     names = np.array(["cat", "dog", "owl"], object)
     mixed = np.array([names[label] if label >= 0 else -1 for label in y], object)

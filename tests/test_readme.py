@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ropaws.cli import main
+from ropaws.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -6,8 +6,8 @@ import pytest
 
 from ropaws import recipes
 from ropaws.config import from_json, to_json
-from ropaws.data.named import DATASETS
-from ropaws.data.uncurated import MIXES
+from ropaws.data.datasets.catalog import DATASETS
+from ropaws.data.datasets.mixes import MIXES
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)

@@ -16,10 +16,10 @@ from ropaws.batch import Support, Views
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import SupportConfig, support_share
-from ropaws.launch import Place
+from ropaws.distributed import Place
 from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
-from ropaws.models.synced_norm import synchronise_norms
+from ropaws.models.synced_norm import synchronize_norms
 
 CLASSES = 5  # two processes do not divide them
 METHODS = {
@@ -38,7 +38,7 @@ def stream(*, unique, crops=2, views=2):
     labeled = torch.arange(20)
     data = TrainingData(images, labeled, labeled % CLASSES, Normalization((0.5,) * 3, (0.25,) * 3))
     # Without equalize and solarize: they jump, and would make much of the last digit of a pixel.
-    steady = {"solarize": 0.0, "equalize": 0.0, "grey": 0.3, "blur": 0.3}
+    steady = {"solarize": 0.0, "equalize": 0.0, "gray": 0.3, "blur": 0.3}
     augment = AugmentConfig(size=24, small_crops=crops, small_size=16, **steady)
     support = SupportConfig(images_per_class=3, views=views, unique_classes_per_process=unique)
     return BatchStream(data, augment, support, batch=24, seed=0)
@@ -75,9 +75,9 @@ def own_rows(source, step, dtype):
 
 
 def one_step(method, source, prediction=True, dtype=torch.float64):
-    """Loss, gradients and batch-norm statistics of a step, as the optimiser sees them."""
+    """Loss, gradients and batch-norm statistics of a step, as the optimizer sees them."""
     model = model_of(prediction).to(dtype)
-    synchronise_norms(model, torch.device("cpu"))
+    synchronize_norms(model, torch.device("cpu"))
     model.train()
     views, support = own_rows(source, 3, dtype)
     losses = method.step(model, views, support)
@@ -135,7 +135,7 @@ def synced_norm():
     norm = torch.nn.BatchNorm2d(3, dtype=torch.float64)
     torch.nn.init.normal_(norm.weight)
     net = torch.nn.Sequential(norm)
-    synchronise_norms(net, torch.device("cpu"))
+    synchronize_norms(net, torch.device("cpu"))
     mine = images[distributed.share(9)].clone().requires_grad_()
     out = net(mine)
     (F.relu(out) ** 2).sum().backward()

@@ -1,30 +1,35 @@
-"""Robust semi-supervised learning from uncurated data: PAWS and RoPAWS in PyTorch.
+"""Open-set semi-supervised learning from uncurated data: RoPAWS, PAWS and other methods in PyTorch.
 
-Public names are imported when they are first used: worker processes that only decode pictures, and
-`ropaws --help`, need not load torch.
+Public names are imported when they are first used, so that `ropaws --help` and worker processes that only
+decode images do not load torch.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from ropaws.version import __version__
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from ropaws import equations, recipes
-    from ropaws.analysis import evaluate, suggest
+    from ropaws.analysis.evaluate import evaluate
+    from ropaws.analysis.finetune import finetune
+    from ropaws.analysis.suggest import suggest
+    from ropaws.auto_config import train_on
     from ropaws.config import RunConfig
     from ropaws.estimator import RoPAWSClassifier
-    from ropaws.in_python import train_on
-    from ropaws.labeling import Prediction, predict
-    from ropaws.methods import PAWS, RoPAWS, Supervised
-    from ropaws.run import resume, train
-    from ropaws.tuning import finetune
+    from ropaws.methods import PAWS, FineTune, Method, RoPAWS, Supervised
+    from ropaws.prediction.predict import Prediction, predict
+    from ropaws.runs.run import Run
+    from ropaws.training.train import resume, train
 
 __all__ = [
     "PAWS",
+    "FineTune",
+    "Method",
     "Prediction",
     "RoPAWS",
     "RoPAWSClassifier",
+    "Run",
     "RunConfig",
     "Supervised",
     "__version__",
@@ -39,26 +44,29 @@ __all__ = [
     "train_on",
 ]
 
-_HOME = {
+_MODULES = {
+    "FineTune": "methods",
+    "Method": "methods",
     "PAWS": "methods",
-    "Prediction": "labeling",
+    "Prediction": "prediction.predict",
     "RoPAWS": "methods",
     "RoPAWSClassifier": "estimator",
+    "Run": "runs.run",
     "RunConfig": "config",
     "Supervised": "methods",
-    "evaluate": "analysis",
-    "finetune": "tuning",
-    "predict": "labeling",
-    "resume": "run",
-    "suggest": "analysis",
-    "train": "run",
-    "train_on": "in_python",
+    "evaluate": "analysis.evaluate",
+    "finetune": "analysis.finetune",
+    "predict": "prediction.predict",
+    "resume": "training.train",
+    "suggest": "analysis.suggest",
+    "train": "training.train",
+    "train_on": "auto_config",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        return getattr(importlib.import_module(f"ropaws.{_HOME[name]}"), name)
-    if name in __all__:
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"ropaws.{_MODULES[name]}"), name)
+    if name in ("equations", "recipes"):
         return importlib.import_module(f"ropaws.{name}")
     raise AttributeError(f"module 'ropaws' has no attribute {name!r}")

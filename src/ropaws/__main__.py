@@ -3,28 +3,36 @@
 import os
 import sys
 
-from ropaws.launch import started_by_launcher
-
 
 def main() -> None:
-    """Loading torch takes seconds; Ctrl-C meanwhile ends quietly too."""
+    """Run the command line. Loading torch takes seconds; Ctrl-C during that time ends quietly too."""
+    # Threads that spin while they wait make training several times slower as soon as another program needs
+    # a core. This must be set before torch is loaded; whoever has set either variable knows better.
+    if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     try:
-        from ropaws import cli
+        from ropaws.cli.main import main as run_command
 
-        cli.main()
+        run_command()
     except KeyboardInterrupt:
         print("ropaws: interrupted", file=sys.stderr)
         sys.exit(130)
     except SystemExit as end:
-        if started_by_launcher():
+        if _has_joined_others():
             _leave(end.code if isinstance(end.code, int) else 1)
         raise
-    if started_by_launcher():
+    if _has_joined_others():
         _leave(0)
 
 
+def _has_joined_others() -> bool:
+    """Is this one of several processes? Without torch loaded there was nothing to join."""
+    distributed = sys.modules.get("ropaws.distributed")
+    return distributed is not None and distributed.planned_place().size > 1
+
+
 def _leave(code: int) -> None:
-    """Without the interpreter's shutdown, in which a thread of gloo sometimes aborts, all work being done."""
+    """End without the interpreter's shutdown, in which a gloo thread sometimes aborts after all work."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

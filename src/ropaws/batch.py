@@ -1,4 +1,7 @@
-"""The named shapes of data that cross module borders."""
+"""The named shapes of data that cross module borders.
+
+Sizes: u unlabeled rows, s labeled rows, c classes, d dimensions, n any rows.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -6,20 +9,23 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Views(NamedTuple):
-    """Augmented views of one unlabelled batch: row i of every tensor shows the same image."""
-
-    first: Tensor  # (u, channels, size, size)
-    second: Tensor  # (u, channels, size, size)
-    crops: tuple[Tensor, ...] = ()  # each (u, channels, small, small)
-
-
 class Support(NamedTuple):
-    """A class-balanced labelled batch. Labels and identities travel with the images."""
+    """The labeled batch of a step. Labels and identities travel with the images."""
 
     images: Tensor  # (s, channels, size, size)
     labels: Tensor  # (s, c) one-hot; the columns are the classes of this batch
-    identity: Tensor  # (s,) which labelled image a row shows; views of one image share it
+    identity: Tensor  # (s,) which labeled image a row shows; views of one image share it
+    classes: Tensor  # (s,) class number of a row among all classes of the run
+
+
+class Batch(NamedTuple):
+    """What a method gets in one step."""
+
+    step: int  # from 0
+    steps: int  # of the whole run
+    views: Mapping[str, Tensor]  # role -> (u, channels, size, size); row i of every view shows the same image
+    pool_index: Tensor  # (u,) position of each row among the training images
+    labeled: Support
 
 
 class Embeddings(NamedTuple):
@@ -29,8 +35,17 @@ class Embeddings(NamedTuple):
     z: Tensor  # (n, d) after the prediction head (h itself without one): the anchor side
 
 
+class Outputs(NamedTuple):
+    """What a trained method says of images. Evaluation, prediction and reports read nothing else."""
+
+    embedding: Tensor  # (n, d) unit rows
+    probs: Tensor  # (n, c) rows sum to 1
+    in_domain: Tensor  # (n,) probability of belonging to any known class
+    score: Tensor  # (n,) ranks images from out-of-class (low) to in-class, on any scale
+
+
 class Losses(NamedTuple):
-    """The loss to descend, and its parts to log. A total below zero is normal (me-max)."""
+    """The loss to minimize, and its parts to log. A total below zero is normal (me-max)."""
 
     total: Tensor  # ()
     parts: Mapping[str, Tensor]  # each (), detached

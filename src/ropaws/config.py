@@ -1,8 +1,10 @@
 """All settings of a run in one frozen object, and its round trip through JSON."""
 
 import dataclasses
+import sys
 import types
 import typing
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +12,16 @@ from typing import Any, Literal
 from ropaws.data.augment import AugmentConfig
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
-from ropaws.methods import METHODS, PAWS, RoPAWS, Supervised
+from ropaws.methods import Method, RoPAWS, make_method, method_name
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
-from ropaws.training.checkpoint import read_json
+from ropaws.runs.atomic import read_json
 from ropaws.training.hardware import Precision
 from ropaws.training.optim import OptimConfig
 from ropaws.training.trackers import TrackerName
+
+LARGEST = sys.float_info.max
+FORMER_NAMES = (("data", "picture_size", "image_size"), ("augment", "grey", "grayscale"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +29,9 @@ class TrainConfig:
     """Length, randomness and hardware."""
 
     steps: int = 117_000
-    """Optimiser steps."""
+    """Optimizer steps."""
     batch: int = 256
-    """Unlabelled images a step."""
+    """Unlabeled images a step."""
     seed: int = 0
     """Of everything random: label split, weights, batches, views."""
     device: str = "auto"
@@ -57,7 +62,7 @@ class TrainConfig:
 class RunConfig:
     """A run: method, network, data, and how to train."""
 
-    method: PAWS | RoPAWS | Supervised = field(default_factory=RoPAWS)
+    method: Method = field(default_factory=RoPAWS)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -66,18 +71,10 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
-def method_name(method: object) -> str:
-    """The name of a method in METHODS."""
-    return next(name for name, kind in METHODS.items() if type(method) is kind)
-
-
-def make_method(name: str) -> PAWS | RoPAWS | Supervised:
-    """A method by its name, with its defaults."""
-    if name not in METHODS:
-        raise ValueError(
-            f"unknown method {name!r}, did you mean {nearest(name, METHODS)!r}? Known: {', '.join(METHODS)}"
-        )
-    return METHODS[name]()
+def with_method(config: RunConfig, method: Method) -> RunConfig:
+    """The same run with another method, and the optimizer settings that suit it if it has any."""
+    optim = dataclasses.replace(OptimConfig(), **method.optim) if method.optim else config.optim
+    return dataclasses.replace(config, method=method, optim=optim)
 
 
 def with_steps(config: RunConfig, steps: int) -> RunConfig:
@@ -89,7 +86,7 @@ def with_steps(config: RunConfig, steps: int) -> RunConfig:
     )
 
 
-def differences(old: Any, new: Any, *, free: tuple[str, ...] = (), place: str = "") -> list[str]:
+def differences(old: Any, new: Any, *, free: Collection[str] = (), place: str = "") -> list[str]:
     """What differs between two configs as JSON, but for the free fields: a line each."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
@@ -120,14 +117,24 @@ def from_json(values: object) -> RunConfig:
     """The config again; says which field is unknown, missing its type, or out of range."""
     if not isinstance(values, dict):
         raise ValueError(f"a config is a JSON object, got {type(values).__name__}")
-    values = dict(values)
+    values = _with_current_names(values)
     method = values.pop("method", {"name": "ropaws"})
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise ValueError("method must be an object with a 'name'")
     kind = type(make_method(method["name"]))
     parsed = _parse(kind, {k: v for k, v in method.items() if k != "name"}, "method")
     config = typing.cast(RunConfig, _parse(RunConfig, values, ""))
-    return dataclasses.replace(config, method=typing.cast(RoPAWS, parsed))
+    return dataclasses.replace(config, method=typing.cast(Method, parsed))
+
+
+def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
+    """Fields that 0.1.0 called by another name."""
+    values = dict(values)
+    for section, former, current in FORMER_NAMES:
+        part = values.get(section)
+        if isinstance(part, dict) and former in part and current not in part:
+            values[section] = {current if name == former else name: item for name, item in part.items()}
+    return values
 
 
 def read_config(path: Path) -> RunConfig:
@@ -157,19 +164,21 @@ def _parse(kind: Any, value: Any, place: str) -> object:
         kinds = [arguments[0]] * len(value) if arguments[-1] is ... else list(arguments)
         if len(kinds) == len(value):
             return tuple(_parse(k, v, place) for k, v in zip(kinds, value, strict=True))
-    elif kind is float and type(value) in (int, float):
+    elif kind is float and type(value) in (int, float) and abs(value) <= LARGEST:
         return float(value)
+    elif kind is float and type(value) is float:  # infinite or not a number: the field's own check says more
+        return value
     elif kind is Path and isinstance(value, str):
         return Path(value)
     elif type(value) is kind:
         return value
     wanted = getattr(kind, "__name__", None) if origin is None else str(kind)
-    raise ValueError(f"{place} must be {wanted}, got {value!r}")
+    raise ValueError(f"{place} must be {wanted}, got {str(value)[:80]!r}")
 
 
 def _parse_dataclass(kind: Any, value: Any, place: str) -> object:
     if not isinstance(value, dict):
-        raise ValueError(f"{place} must be an object, got {value!r}")
+        raise ValueError(f"{place} must be an object, got {str(value)[:80]!r}")
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     parsed = {}

@@ -5,19 +5,42 @@ that cannot join the others is an error, never a training of its own.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ropaws.launch import Place, planned_place
-
 MINUTES = 30  # that a process waits for the others before it gives up
 BUCKET = 1 << 25  # bytes of gradients that are sent at once
+
+
+class Place(NamedTuple):
+    """Which of how many processes this one is, and its number on its machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def planned_place() -> Place:
+    """Where the launcher says that this process will stand, before it joins the others."""
+    return planned(os.environ)
+
+
+def planned(environment: Mapping[str, str]) -> Place:
+    """torchrun's variables, or SLURM's where a job step has several tasks."""
+    if "WORLD_SIZE" in environment and "RANK" in environment:
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    elif int(environment.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in environment:
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+    else:
+        return Place()
+    rank, size, local = (int(environment.get(name, 0)) for name in names)
+    return Place(rank, size, local)
 
 
 def place() -> Place:
@@ -164,6 +187,8 @@ def mean_gradients(parameters: Iterable[nn.Parameter]) -> None:
         return
     bucket: list[Tensor] = []
     for parameter in parameters:
+        if not parameter.requires_grad:  # a frozen part, or an average of the weights
+            continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)  # another process may have one
         bucket.append(parameter.grad)

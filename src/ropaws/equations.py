@@ -1,6 +1,6 @@
 """The paper as code: pure functions on tensors, in the paper's order.
 
-Shapes: u unlabelled points, s supports (labelled points), c classes, d dimensions. Embeddings are
+Shapes: u unlabeled points, s supports (labeled points), c classes, d dimensions. Embeddings are
 unit rows (torch.nn.functional.normalize makes them so, and the encoder's are): this is assumed, not
 checked. Half-precision inputs are computed in float32, float64 stays float64. Nothing here knows a
 device, a process, randomness or settings.
@@ -119,7 +119,7 @@ def cross_entropy(targets: Tensor, probs: Tensor) -> Tensor:
 
 @_in_full_precision
 def mean_entropy(probs: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Entropy H(p-bar) of the mean prediction; me-max maximises it.
+    """Entropy H(p-bar) of the mean prediction; me-max maximizes it.
 
     probs (n, c), weights (n,) of the mean or None for equal ones  ->  ()
     """
@@ -260,10 +260,10 @@ def semi_class_log_density(
     temperature: float,
     label_ratio: float,
 ) -> Tensor:
-    """Density of each class from labelled and unlabelled points, these by their predictions.
+    """Density of each class from labeled and unlabeled points, these by their predictions.
 
     log p(x|y) = log( 1/K' ( r' sum_S p(y|x') k(z, z') + sum_U p(y|x') k(z, z') ) )  [Eq. (8)]
-    with r' = r u/s, so that labelled and unlabelled points weigh r : 1 as a whole
+    with r' = r u/s, so that labeled and unlabeled points weigh r : 1 as a whole
     queries (q, d), support (s, d), labels (s, c), unlabeled (u, d), probs (u, c)  ->  (q, c)
     """
     _check_points("queries", queries, "support", support)
@@ -294,18 +294,22 @@ def neighbor_weights(
     label_ratio: float,
     self_vote: bool = False,
     rows: slice = slice(None),
+    support_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Votes that each unlabelled point gives to the supports and to the unlabelled points.
+    """Votes that each unlabeled point gives to the supports and to the unlabeled points.
 
     [s_l | s_u] = softmax(z . [z_l | z_u] / temperature + [log r' | 0]), r' = r u/s  [Eq. (9)]
     queries (u, d), support (s, d)  ->  (u, s), (u, u); their rows together sum to 1
     self_vote: the formula lets a point vote for itself; the released code does not.
     rows: only the votes of these points, (m, s) and (m, u).
+    support_weights (s,), mean 1: of supports that are not class-balanced; None weighs all alike.
     """
     _check_points("queries", queries, "support", support)
     _check_positive(temperature=temperature, label_ratio=label_ratio)
     voters = queries[rows]
     to_support = cosine(voters, support) / temperature + label_boost(len(queries), len(support), label_ratio)
+    if support_weights is not None:
+        to_support = to_support + support_weights.log()
     to_unlabeled = cosine(voters, queries) / temperature
     if not self_vote:
         positions = torch.arange(len(queries), device=queries.device)
@@ -316,7 +320,7 @@ def neighbor_weights(
 
 @_in_full_precision
 def propagation_step(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor, probs: Tensor) -> Tensor:
-    """Predictions of the unlabelled points, voted by the labels and by one another's predictions.
+    """Predictions of the unlabeled points, voted by the labels and by one another's predictions.
 
     q' = S p + U q                                                                  [Eq. (10)]
     to_support S (u, s), to_unlabeled U (u, u), labels p (s, c), probs q (u, c)  ->  (u, c)
@@ -328,7 +332,7 @@ def propagation_step(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor, p
 def propagate(
     to_support: Tensor, to_unlabeled: Tensor, labels: Tensor, *, iterations: int | None = None
 ) -> Tensor:
-    """Posterior of the unlabelled points: the fixed point of propagation_step, or steps to it.
+    """Posterior of the unlabeled points: the fixed point of propagation_step, or steps to it.
 
     q = (I - U)^-1 S p                                                              [Eq. (11)]
     q^(i+1) = S p + U q^i from q^0 = 0, that many iterations     [Appendix A, propagation]
@@ -400,7 +404,7 @@ def _substochastic(to_unlabeled: Tensor) -> Tensor:
 
 
 class Posterior(NamedTuple):
-    """What RoPAWS believes of the unlabelled points."""
+    """What RoPAWS believes of the unlabeled points."""
 
     probs: Tensor  # (u, c) rows sum to 1: a doubtful point is near uniform
     in_domain: Tensor  # (u,) in (0, 1]: probability of belonging to any of the classes
@@ -418,7 +422,7 @@ def ropaws_posterior(
     self_vote: bool = False,
     iterations: int | None = None,
 ) -> Posterior:
-    """Calibrated prediction of a batch of unlabelled points, from labels and from one another.
+    """Calibrated prediction of a batch of unlabeled points, from labels and from one another.
 
     q = (I - s_u * p_in)^-1 (s_l * p_in) p_l, in_domain = sum_y q(y)                [Eq. (12)]
     queries (u, d), support (s, d), labels (s, c)  ->  Posterior((u, c), (u,))

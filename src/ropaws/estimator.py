@@ -14,32 +14,37 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ropaws import equations as eq
-from ropaws.evaluation.in_domain import TYPICAL_PRIOR, fitted_prior_temperature, nearest_fellow
-from ropaws.evaluation.neighbors import leave_one_out
-from ropaws.evaluation.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
+from ropaws.methods.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
+from ropaws.methods.soft_nn import (
+    TYPICAL_PRIOR,
+    LabeledEmbeddings,
+    fitted_prior_temperature,
+    leave_one_out,
+    nearest_same_class,
+)
 
 UNLABELED = -1
 TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # to choose from
 AS_GOOD = 0.02  # difference of mean log likelihood that does not count
-JUDGES = 4096  # labelled rows that choose, at most
+JUDGES = 4096  # labeled rows that choose, at most
 BLOCK = 1024  # rows that are worked on at a time
 
 
 class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Semi-supervised classifier that knows what it does not know, for features of any kind.
 
-    y == -1 marks the unlabelled rows. Rows are scaled to unit length and compared by cosine; labels are
-    propagated through the unlabelled rows, and a row far from every label is taken for out-of-class
+    y == -1 marks the unlabeled rows. Rows are scaled to unit length and compared by cosine; labels are
+    propagated through the unlabeled rows, and a row far from every label is taken for out-of-class
     (Eq. (12) and (13) of the RoPAWS paper). Time grows with n x voters, memory does not grow with n x n.
 
-    temperature: of the similarity kernel; 'auto' takes the one at which the labelled rows best predict one
+    temperature: of the similarity kernel; 'auto' takes the one at which the labeled rows best predict one
     another (the networks of this package are trained with 0.1). prior_temperature: of the in-domain prior,
-    'auto' to take it from the distances among the labelled rows, None for no prior. label_ratio: weight r of
-    all labelled rows against all unlabelled ones. voters: unlabelled rows that vote, at most; None for all.
+    'auto' to take it from the distances among the labeled rows, None for no prior. label_ratio: weight r of
+    all labeled rows against all unlabeled ones. voters: unlabeled rows that vote, at most; None for all.
     random_state: of the choice of voters.
 
     Attributes: classes_, transduction_ (label of each row of X), temperature_, prior_temperature_,
-    n_features_in_. Among names, the number -1 in an array of objects marks an unlabelled row. Features that
+    n_features_in_. Among names, the number -1 in an array of objects marks an unlabeled row. Features that
     share a large common part, such as pixels, do better with their mean taken off first.
     """
 
@@ -64,11 +69,11 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         known = np.array([label != UNLABELED for label in y], bool)  # names among which there may be a -1
         if y.dtype.kind in "US" and (y == str(UNLABELED)).any():
             raise ValueError(
-                "y has the text '-1'; to mark an unlabelled row among names use the number -1 in an array of"
+                "y has the text '-1'; to mark an unlabeled row among names use the number -1 in an array of"
                 " dtype object"
             )
         if not known.any():
-            raise ValueError("y has no label: every entry is -1 (unlabelled); label at least one row a class")
+            raise ValueError("y has no label: every entry is -1 (unlabeled); label at least one row a class")
         check_classification_targets(y[known])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.classes_, numbers = np.unique(y[known], return_inverse=True)
@@ -109,26 +114,27 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return rows.to(self._support.dtype)
 
     def _chosen_temperature(self, labels: Tensor) -> float:
-        """The most likely one, each labelled row predicted by the others; 0.1 where none has a fellow."""
+        """The most likely one, each labeled row predicted by the others; 0.1 where none has a fellow."""
         if self.temperature != "auto":
             return self.temperature
         rows = (torch.bincount(labels)[labels] > 1).nonzero().squeeze(1)[:JUDGES]
         if len(rows) < 2:
             return 0.1
-        support, labels = self._support[rows], labels[rows]
+        labels = labels[rows]
+        support = LabeledEmbeddings(self._support[rows], labels, len(self.classes_))
 
         def log_likelihood(temperature: float) -> float:
-            probs = leave_one_out(support, labels, classes=len(self.classes_), temperature=temperature)
+            probs = leave_one_out(support, temperature=temperature)
             return float(probs.gather(1, labels[:, None]).clamp_min(1e-6).log().mean())
 
         found = {temperature: log_likelihood(temperature) for temperature in TEMPERATURES}
-        # Among those that do as well the widest kernel, which hears of more neighbours.
+        # Among those that do as well the widest kernel, which hears of more neighbors.
         return max(t for t, value in found.items() if value >= max(found.values()) - AS_GOOD)
 
     def _chosen_prior_temperature(self, labels: Tensor) -> float | None:
         if self.prior_temperature != "auto":
             return self.prior_temperature
-        return fitted_prior_temperature(nearest_fellow(self._support, labels), TYPICAL_PRIOR)
+        return fitted_prior_temperature(nearest_same_class(self._support, labels), TYPICAL_PRIOR)
 
     @property
     def _kernel(self) -> Kernel:
@@ -142,7 +148,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return solve_voters(voters, self._support, self._labels, self._kernel) if len(voters) else None
 
     def _mass(self, queries: Tensor) -> Tensor:
-        """From the labels and the voters; without unlabelled rows, PAWS's prediction times the prior."""
+        """From the labels and the voters; without unlabeled rows, PAWS's prediction times the prior."""
         if self._voters is not None:
             return ask_voters(queries, self._support, self._labels, self._voters, self._kernel)
         mass = eq.soft_nn(queries, self._support, self._labels, temperature=self.temperature_)

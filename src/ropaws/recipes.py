@@ -15,7 +15,7 @@ from ropaws.training.optim import OptimConfig
 
 
 def demo() -> RunConfig:
-    """Embedded Fashion-MNIST pile, 5 classes, half of it out-of-class, 4 labels a class.
+    """Embedded Fashion-MNIST pool, 5 classes, half of it out-of-class, 4 labels a class.
 
     Two minutes on two CPU cores; `ropaws demo` compares the methods on it, and the README has figures.
     """
@@ -154,7 +154,7 @@ def cifar100_tiny_25() -> RunConfig:
 
 
 def semi_inat_curated() -> RunConfig:
-    """Semi-iNat 2021 with its in-class pictures, from scratch. Paper: RoPAWS 39.4 %, PAWS 39.2 %.
+    """Semi-iNat 2021 with its in-class images, from scratch. Paper: RoPAWS 39.4 %, PAWS 39.2 %.
 
     ResNet-50 at 224 px, 800 epochs = 19,200 steps of 4,096: the paper used 64 GPUs.
     """
@@ -162,7 +162,7 @@ def semi_inat_curated() -> RunConfig:
 
 
 def semi_inat() -> RunConfig:
-    """Semi-iNat 2021 with all its unlabelled pictures, from scratch. Paper: RoPAWS 43.0 %, PAWS 37.7 %.
+    """Semi-iNat 2021 with all its unlabeled images, from scratch. Paper: RoPAWS 43.0 %, PAWS 37.7 %.
 
     ResNet-50 at 224 px, 800 epochs = 62,400 steps of 4,096: the paper used 64 GPUs.
     """
@@ -170,7 +170,7 @@ def semi_inat() -> RunConfig:
 
 
 def semi_inat_curated_pretrained() -> RunConfig:
-    """Semi-iNat 2021 with its in-class pictures, from SwAV's weights. Paper: RoPAWS 50.3 %, PAWS 49.7 %.
+    """Semi-iNat 2021 with its in-class images, from SwAV's weights. Paper: RoPAWS 50.3 %, PAWS 49.7 %.
 
     ResNet-50 at 224 px, k = 3, 300 epochs = 7,200 steps of 4,096: the paper used 64 GPUs. Put
     swav_800ep_pretrain.pth.tar (github.com/facebookresearch/swav) into data, or name it with --init.
@@ -179,7 +179,7 @@ def semi_inat_curated_pretrained() -> RunConfig:
 
 
 def semi_inat_pretrained() -> RunConfig:
-    """Semi-iNat 2021 with all its unlabelled pictures, from SwAV's weights. Paper: RoPAWS 44.3 %, PAWS 43.0 %
+    """Semi-iNat 2021 with all its unlabeled images, from SwAV's weights. Paper: RoPAWS 44.3 %, PAWS 43.0 %
     (from torchvision's supervised weights 42.4 and 42.0 %).
 
     ResNet-50 at 224 px, k = 3, 300 epochs = 23,400 steps of 4,096: the paper used 64 GPUs. Put
@@ -232,7 +232,7 @@ def _semi_inat(source: str, pool: int, *, epochs: int, init: Path | None = None)
     return replace(
         config,
         model=replace(config.model, init=init),
-        data=DataConfig(source=source, labels_per_class=None, picture_size=PICTURE),
+        data=DataConfig(source=source, labels_per_class=None, image_size=IMAGE),
         support=SupportConfig(classes=768, images_per_class=5, views=1, unique_classes_per_process=True),
     )
 
@@ -241,12 +241,12 @@ def _imagenet(*, label_fraction: float) -> RunConfig:
     """15 classes for each of 64 processes, 7 images each."""
     return replace(
         _large_scale(1_281_167, epochs=300, power=1.0),
-        data=DataConfig(source="imagenet", label_fraction=label_fraction, picture_size=PICTURE),
+        data=DataConfig(source="imagenet", label_fraction=label_fraction, image_size=IMAGE),
         support=SupportConfig(classes=960, images_per_class=7, views=1, unique_classes_per_process=True),
     )
 
 
-PICTURE = 256  # pixels a side that are kept of a picture, for views of 224
+IMAGE = 256  # pixels a side that are kept of an image, for views of 224
 
 
 def _large_scale(pool: int, epochs: int, *, power: float) -> RunConfig:
@@ -264,7 +264,7 @@ def _large_scale(pool: int, epochs: int, *, power: float) -> RunConfig:
             small_size=96,
             small_scale=(0.05, 0.14),
             jitter_strength=1.0,
-            grey=0.2,
+            grayscale=0.2,
             solarize=0.0,
             equalize=0.0,
             blur=0.5,

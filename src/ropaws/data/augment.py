@@ -5,19 +5,28 @@ images are worked on where they are.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
 
-from ropaws.batch import Views
 from ropaws.data import image_ops
 
 ASPECT = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
 JITTER_GROUPS = 2
+MOST_PIXELS = 4096  # per side of a view
+MOST_CROPS = 1000
+
+
+class View(Protocol):
+    """A kind of random view of images, such as AugmentConfig, WeakView and StrongView."""
+
+    def pixels(self, images: Tensor, generator: Generator, part: "Part | None" = None) -> Tensor:
+        """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size)"""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +38,7 @@ class AugmentConfig:
     scale: tuple[float, float] = (0.75, 1.0)
     """Share of the image's area that a large view shows; PAWS takes 0.5 to 1 without small crops."""
     small_crops: int = 6
-    """Small crops of each unlabelled image, besides its two large views."""
+    """Small crops of each unlabeled image, besides its two large views."""
     small_size: int = 18
     """Pixels a side of the small crops."""
     small_scale: tuple[float, float] = (0.3, 0.75)
@@ -40,8 +49,8 @@ class AugmentConfig:
     """Probability of changing brightness, contrast, saturation and hue, in random order."""
     jitter_strength: float = 0.5
     """1 changes the first three by up to 80 % and hue by up to 20 % of the circle."""
-    grey: float = 0.0
-    """Probability of greyscale."""
+    grayscale: float = 0.0
+    """Probability of removing all color."""
     solarize: float = 0.2
     """Probability of inverting what is brighter than a random threshold."""
     equalize: float = 0.2
@@ -50,21 +59,30 @@ class AugmentConfig:
     """Probability of a Gaussian blur of radius 0.1 to 2 pixels."""
 
     def __post_init__(self) -> None:
-        for name in ("flip", "jitter", "grey", "solarize", "equalize", "blur"):
+        for name in ("flip", "jitter", "grayscale", "solarize", "equalize", "blur"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"augment.{name} is a probability from 0 to 1, got {value}")
         for name in ("scale", "small_scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
                 raise ValueError(f"augment.{name} must satisfy 0 < low <= high <= 1, got {low} {high}")
-        if self.size < 1 or self.small_size < 1:
-            raise ValueError(
-                f"augment.size and small_size must be at least 1, got {self.size}, {self.small_size}"
-            )
-        if self.small_crops < 0:
-            raise ValueError(f"augment.small_crops must be at least 0, got {self.small_crops}")
+        for name in ("size", "small_size"):
+            if not 1 <= (value := getattr(self, name)) <= MOST_PIXELS:
+                raise ValueError(f"augment.{name} must be from 1 to {MOST_PIXELS} pixels, got {value}")
+        if not 0 <= self.small_crops <= MOST_CROPS:
+            raise ValueError(f"augment.small_crops must be from 0 to {MOST_CROPS}, got {self.small_crops}")
         if not 0 <= self.jitter_strength <= 1.25:
             raise ValueError(f"augment.jitter_strength must be from 0 to 1.25, got {self.jitter_strength}")
+
+    def pixels(self, images: Tensor, generator: Generator, part: "Part | None" = None) -> Tensor:
+        """A random view of large size; see View."""
+        return augment_pixels(images, self, generator, part)
+
+    def multi_crop(self) -> "dict[str, View]":
+        """The views of PAWS by role: large1 and large2, then small1, small2 ..."""
+        small = replace(self, size=self.small_size, scale=self.small_scale)
+        large: dict[str, View] = {"large1": self, "large2": self}
+        return large | {f"small{number + 1}": small for number in range(self.small_crops)}
 
 
 @dataclass(frozen=True)
@@ -75,7 +93,7 @@ class Normalization:
     std: tuple[float, ...]
 
     def apply_(self, images: Tensor) -> Tensor:
-        """Normalise images (n, channels, h, w) in place."""
+        """Normalize images (n, channels, h, w) in place."""
         mean, std = torch.tensor([self.mean, self.std], device=images.device)[:, :, None, None]
         return images.sub_(mean).div_(std)
 
@@ -95,40 +113,40 @@ def whole(images: Tensor) -> Part:
 
 def random_views(
     images: Tensor,
-    config: AugmentConfig,
+    views: Mapping[str, View],
     normalize: Normalization,
     generator: Generator,
     part: Part | None = None,
-) -> Views:
-    """Two large views and the small crops of each image.   images (u, channels, h, w) uint8"""
-    small = replace(config, size=config.small_size, scale=config.small_scale)
-    first, second = (augment(images, config, normalize, generator, part) for _ in range(2))
-    crops = tuple(augment(images, small, normalize, generator, part) for _ in range(config.small_crops))
-    return Views(first, second, crops)
+) -> dict[str, Tensor]:
+    """One view of each image for every role, drawn in the order of the roles.
+
+    images (u, channels, h, w) uint8  ->  role: (u, channels, size, size), normalized
+    """
+    return {role: augment(images, view, normalize, generator, part) for role, view in views.items()}
 
 
 def augment(
     images: Tensor,
-    config: AugmentConfig,
+    view: View,
     normalize: Normalization,
     generator: Generator,
     part: Part | None = None,
 ) -> Tensor:
-    """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size) float32"""
-    return normalize.apply_(augment_pixels(images, config, generator, part))
+    """One normalized random view of each image.   uint8 (n, channels, h, w)  ->  (n, channels, size, size)"""
+    return normalize.apply_(view.pixels(images, generator, part))
 
 
 def augment_pixels(
     images: Tensor, config: AugmentConfig, generator: Generator, part: Part | None = None
 ) -> Tensor:
-    """The same before normalisation: pixels in [0, 1]."""
+    """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size) in [0, 1]"""
     part = part or whole(images)
     height, width = images.shape[2:]
     boxes = random_boxes(part.of, height, width, config.scale, generator)[part.rows].to(images.device)
     flip = _happens(part, config.flip, generator).to(images.device)
     view = image_ops.resized_crop(images, boxes, config.size, flip=flip)
     view = _jitter(view, config, generator, part)
-    view = _sometimes(view, part, config.grey, generator, lambda x: image_ops.greyscale(x).expand_as(x))
+    view = _sometimes(view, part, config.grayscale, generator, lambda x: image_ops.grayscale(x).expand_as(x))
     thresholds = torch.rand(part.of, generator=generator)[part.rows]
     view = _sometimes(view, part, config.solarize, generator, image_ops.solarize, thresholds)
     view = _sometimes(view, part, config.equalize, generator, image_ops.equalize)
@@ -164,7 +182,7 @@ def central_box(height: int, width: int, *, square: bool = False) -> tuple[float
     return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-def centre_view(images: Tensor, size: int, normalize: Normalization) -> Tensor:
+def center_view(images: Tensor, size: int, normalize: Normalization) -> Tensor:
     """The view of evaluation: central square, resized.   uint8 (n, channels, h, w)  ->  float32"""
     box = torch.tensor(central_box(*images.shape[2:], square=True), device=images.device)
     return normalize.apply_(image_ops.resized_crop(images, box.expand(len(images), 4), size))
@@ -209,7 +227,7 @@ def _jitter(images: Tensor, config: AugmentConfig, generator: Generator, part: P
         (image_ops.saturation, 1 + 0.8 * strength * amounts[2]),
         (image_ops.hue, 0.2 * strength * amounts[3]),
     ]
-    if images.shape[1] == 1:  # a grey image has no saturation and no hue
+    if images.shape[1] == 1:  # a gray image has no saturation and no hue
         operations = operations[:2]
     for group, order in zip(torch.arange(part.of).chunk(JITTER_GROUPS), orders, strict=False):
         start, stop = torch.searchsorted(part.rows, torch.tensor([group[0], group[-1] + 1])).tolist()

@@ -1,4 +1,4 @@
-"""What is wrong with a person's pictures, before an hour is spent on training."""
+"""What is wrong with a person's images, before an hour is spent on training."""
 
 import functools
 import hashlib
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ropaws.data.listing import Listing, list_labeled, list_unlabeled, merge
-from ropaws.data.pictures import Picture, in_workers, open_picture, read_square
+from ropaws.data.files.decoding import ImageRef, in_workers, open_image, read_square
+from ropaws.data.files.listing import Listing, list_labeled, list_unlabeled, merge
 
 SMALLEST = 16  # pixels; a shorter side than this shows little
 IMBALANCE = 10  # times as many labels in the largest class as in the smallest
-# Pictures whose thumbnails correlate like this, with the same brightness, are taken for copies of one
+# Images whose thumbnails correlate like this, with the same brightness, are taken for copies of one
 # another, in another size or quality. Flat ones have no structure to compare.
 ALIKE, SAME_BRIGHTNESS, FLAT = 0.99, 10.0, 4.0
 THUMB = 16  # pixels a side
@@ -25,12 +25,12 @@ BLOCK = 2048
 
 
 class Look(NamedTuple):
-    """What one picture is like."""
+    """What one image is like."""
 
     path: str
     side: int  # shorter side in pixels; 0 if it cannot be read
-    mark: str  # equal for pictures with the same pixels
-    thumb: bytes  # THUMB x THUMB grey pixels
+    mark: str  # equal for images with the same pixels
+    thumb: bytes  # THUMB x THUMB gray pixels
     reason: str  # why it cannot be read
 
 
@@ -38,30 +38,28 @@ class Look(NamedTuple):
 class Findings:
     """Counts, and lists of what deserves a look."""
 
-    classes: dict[str, int]  # labelled pictures by class
+    classes: dict[str, int]  # labeled images by class
     unlabeled: int
     test: dict[str, int]
     typical_side: float
     unreadable: list[tuple[str, str]]
     too_small: list[str]
-    duplicates: list[list[str]]  # groups of training pictures with the same pixels
-    lookalikes: list[
-        tuple[str, str]
-    ]  # labelled picture, another one of the training set that is much like it
+    duplicates: list[list[str]]  # groups of training images with the same pixels
+    lookalikes: list[tuple[str, str]]  # labeled image, another one of the training set that is much like it
     conflicts: list[list[str]]  # copies and lookalikes with different labels
-    test_in_train: list[tuple[str, str]]  # test picture, the same or much the same in the training set
+    test_in_train: list[tuple[str, str]]  # test image, the same or much the same in the training set
 
     def warnings(self) -> list[str]:
         """A line for each thing to mend."""
         fewest, most = min(self.classes.values()), max(self.classes.values())
         lone = [name for name, count in self.classes.items() if count == 1]
         lines = {
-            f"{len(self.unreadable)} pictures cannot be read": self.unreadable,
-            f"{len(self.too_small)} pictures are smaller than {SMALLEST} px": self.too_small,
-            f"{len(self.duplicates)} groups of pictures are the same": self.duplicates,
-            f"{len(self.lookalikes)} labelled pictures have a near copy": self.lookalikes,
+            f"{len(self.unreadable)} images cannot be read": self.unreadable,
+            f"{len(self.too_small)} images are smaller than {SMALLEST} px": self.too_small,
+            f"{len(self.duplicates)} groups of images are the same": self.duplicates,
+            f"{len(self.lookalikes)} labeled images have a near copy": self.lookalikes,
             f"{len(self.conflicts)} groups of copies have different labels": self.conflicts,
-            f"{len(self.test_in_train)} test pictures are in the training set too": self.test_in_train,
+            f"{len(self.test_in_train)} test images are in the training set too": self.test_in_train,
             f"classes with a single label: {', '.join(lone)}": lone,
             f"the largest class has {most} labels, the smallest {fewest}": most >= IMBALANCE * fewest,
         }
@@ -81,23 +79,23 @@ def check_data(
     *,
     watch: Watch = lambda items, _title, _total: items,
 ) -> Findings:
-    """Look at every picture once, in worker processes."""
+    """Look at every image once, in worker processes."""
     train = merge([list_labeled(labeled), *(list_unlabeled(source) for source in unlabeled)])
     tests = Listing((), ()) if test is None else list_labeled(test)
     look = functools.partial(in_workers, look_at)
-    looks = list(watch(look(train.pictures), "Looking at pictures", len(train.pictures)))
-    test_looks = list(watch(look(tests.pictures), "Looking at test pictures", len(tests.pictures)))
+    looks = list(watch(look(train.images), "Looking at images", len(train.images)))
+    test_looks = list(watch(look(tests.images), "Looking at test images", len(tests.images)))
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for index, seen in enumerate(looks):
         if seen.mark:
             groups[seen.mark].append(index)
     twins = [group for group in groups.values() if len(group) > 1]
-    labelled = [index for index, label in enumerate(train.labels) if label is not None]
+    known = [index for index, label in enumerate(train.labels) if label is not None]
     alike = [
-        (labelled[row], column)
-        for row, column in near_copies([looks[i] for i in labelled], looks)
-        if labelled[row] != column
-        and not (train.labels[column] is not None and column < labelled[row])  # each pair once
+        (known[row], column)
+        for row, column in near_copies([looks[i] for i in known], looks)
+        if known[row] != column
+        and not (train.labels[column] is not None and column < known[row])  # each pair once
     ]
     conflicting = [group for group in [*twins, *map(list, alike)] if _differ(group, train.labels)]
     leaks = {row: groups[seen.mark][0] for row, seen in enumerate(test_looks) if seen.mark in groups}
@@ -122,7 +120,7 @@ def _differ(group: Sequence[int], labels: Sequence[str | None]) -> bool:
 
 
 def near_copies(some: Sequence[Look], others: Sequence[Look]) -> list[tuple[int, int]]:
-    """Positions of pictures and of others that are much like them, but do not have the very same pixels."""
+    """Positions of images and of others that are much like them, but do not have the very same pixels."""
     rows, columns = _structure(some), _structure(others)
     found = []
     for start in range(0, len(some), BLOCK):
@@ -135,7 +133,7 @@ def near_copies(some: Sequence[Look], others: Sequence[Look]) -> list[tuple[int,
 
 
 class _Structure(NamedTuple):
-    pattern: NDArray[np.float32]  # (n, THUMB^2) unit rows, or zero for flat pictures
+    pattern: NDArray[np.float32]  # (n, THUMB^2) unit rows, or zero for flat images
     brightness: NDArray[np.float32]  # (n,)
 
 
@@ -150,15 +148,15 @@ def _structure(looks: Sequence[Look]) -> _Structure:
     return _Structure(thumbs, brightness)
 
 
-def look_at(picture: Picture) -> Look:
+def look_at(image: ImageRef) -> Look:
     """Size, a mark of the decoded pixels (copies in any lossless format have the same), and a thumbnail."""
     try:
-        with open_picture(picture) as opened:
+        with open_image(image) as opened:
             side = min(opened.size)
-        square = read_square(picture, 4 * THUMB)
+        square = read_square(image, 4 * THUMB)
     except Exception as error:  # Pillow raises nearly anything on damaged files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return Look(str(picture), 0, "", b"", reason)
+        return Look(str(image), 0, "", b"", reason)
     mark = hashlib.blake2b(square.tobytes(), digest_size=16).hexdigest()
-    grey = square.reshape(THUMB, 4, THUMB, 4, 3).mean(axis=(1, 3, 4)).round().astype(np.uint8)
-    return Look(str(picture), side, mark, grey.tobytes(), "")
+    gray = square.reshape(THUMB, 4, THUMB, 4, 3).mean(axis=(1, 3, 4)).round().astype(np.uint8)
+    return Look(str(image), side, mark, gray.tobytes(), "")

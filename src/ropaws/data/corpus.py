@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropaws.data.augment import Normalization
-from ropaws.data.image_ops import greyscale
+from ropaws.data.files.streaming import ImageStack
+from ropaws.data.image_ops import grayscale
 from ropaws.data.randomness import POOL, generator
-from ropaws.data.stacks import PictureStack
 
 UNKNOWN = -1  # in training: no label to grant; in testing: none of the classes
 
 
 class Images(Protocol):
-    """A tensor (n, channels, h, w) of uint8, or pictures on disk that are read as if they were one."""
+    """A tensor (n, channels, h, w) of uint8, or images on disk that are read as if they were one."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -25,10 +25,10 @@ class Images(Protocol):
 
 
 class Corpus(NamedTuple):
-    """Training images (labelled or not: labels are granted by a split) and test images."""
+    """Training images (labeled or not: labels are granted by a split) and test images."""
 
     class_names: tuple[str, ...]
-    train_images: Images  # (n, channels, h, w) uint8; all of them are the unlabelled set
+    train_images: Images  # (n, channels, h, w) uint8; all of them are the unlabeled set
     train_labels: Tensor  # (n,) class, or UNKNOWN
     test_images: Images  # (t, channels, h, w) uint8
     test_labels: Tensor  # (t,) class, or UNKNOWN for an out-of-class image
@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
 
 
 def join(corpus: Corpus, extra: Corpus) -> Corpus:
-    """Uncurated data: the images of another corpus join as unlabelled, and as out-of-class tests.
+    """Uncurated data: the images of another corpus join as unlabeled, and as out-of-class tests.
 
     They take the size and the channels of the first.
     """
@@ -64,7 +64,7 @@ def in_memory(images: Images) -> Tensor:
     if isinstance(images, Tensor):
         return images
     raise ValueError(
-        f"{len(images):,} pictures are read while training, and arrays cannot join them;"
+        f"{len(images):,} images are read while training, and arrays cannot join them;"
         " raise data.memory_gb, or make the extra source a folder"
     )
 
@@ -78,7 +78,7 @@ def resized(images: Tensor, shape: Sequence[int]) -> Tensor:
     for part in images.split(4096):
         pixels = part.float()
         if pixels.shape[1] == 3 and channels == 1:
-            pixels = greyscale(pixels)
+            pixels = grayscale(pixels)
         if pixels.shape[2:] != (height, width):
             pixels = F.interpolate(pixels, (height, width), mode="bilinear", antialias=True)
         parts.append(pixels.round().clamp(0, 255).to(torch.uint8).expand(-1, channels, -1, -1))
@@ -126,7 +126,7 @@ def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
 
 def measure_normalization(images: Images, *, most: int = 10_000) -> Normalization:
     """Mean and standard deviation a channel, from an even sample of the images (no labels needed)."""
-    if isinstance(images, PictureStack):  # fewer: pictures on disk take time
+    if isinstance(images, ImageStack):  # fewer: images on disk take time
         sample, _ = images.read(torch.arange(0, len(images), max(1, 10 * len(images) // most)))
     else:
         sample = images[:: max(1, len(images) // most)]

@@ -1,7 +1,7 @@
 """Image operations on batches, with a parameter of its own for every image.
 
-Images are float tensors (n, channels, h, w) in [0, 1], grey (one channel) or RGB. Each operation
-means what Pillow's operation of that name means; colour operations leave grey images alone where
+Images are float tensors (n, channels, h, w) in [0, 1], gray (one channel) or RGB. Each operation
+means what Pillow's operation of that name means; color operations leave gray images alone where
 Pillow's would. Pure functions: the random choice of parameters is augment.py's.
 """
 
@@ -43,15 +43,15 @@ def _resize_weights(
         place = torch.where(reverse[:, None], target - 1 - place, place)
     pixel = torch.arange(source, dtype=start.dtype, device=start.device)
     scale = (length / target)[:, None]
-    centre = start[:, None] + (place + 0.5) * scale  # (n, target)
+    center = start[:, None] + (place + 0.5) * scale  # (n, target)
     inside = (pixel >= start[:, None]) & (pixel < (start + length)[:, None])  # (n, source)
-    distance = (pixel + 0.5 - centre[:, :, None]).abs_()
+    distance = (pixel + 0.5 - center[:, :, None]).abs_()
     weights = (1 - distance.div_(scale.clamp_min(1)[:, :, None])).clamp_min_(0).mul_(inside[:, None])
     return weights.div_(weights.sum(dim=2, keepdim=True))
 
 
-def greyscale(images: Tensor) -> Tensor:
-    """Luma of RGB images, one channel.   (n, 3, h, w)  ->  (n, 1, h, w); grey images as they are"""
+def grayscale(images: Tensor) -> Tensor:
+    """Luma of RGB images, one channel.   (n, 3, h, w)  ->  (n, 1, h, w); gray images as they are"""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.chunk(3, dim=1)
@@ -69,14 +69,14 @@ def brightness(images: Tensor, factors: Tensor) -> Tensor:
 
 
 def contrast(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend with the image's mean grey; factor 1 changes nothing.   factors (n,)"""
-    rest = greyscale(images).flatten(1).mean(dim=1) * (1 - factors)
+    """Blend with the image's mean gray; factor 1 changes nothing.   factors (n,)"""
+    rest = grayscale(images).flatten(1).mean(dim=1) * (1 - factors)
     return (images * factors[:, None, None, None]).add_(rest[:, None, None, None]).clamp_(0, 1)
 
 
 def saturation(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend with the image's own greyscale; factor 1 changes nothing.   factors (n,)"""
-    return images if images.shape[1] == 1 else _blend(images, greyscale(images), factors)
+    """Blend with the image's own grayscale; factor 1 changes nothing.   factors (n,)"""
+    return images if images.shape[1] == 1 else _blend(images, grayscale(images), factors)
 
 
 def hue(images: Tensor, shifts: Tensor) -> Tensor:
@@ -90,11 +90,11 @@ def hue(images: Tensor, shifts: Tensor) -> Tensor:
     is_red = (value - red).eq_(0)
     is_green = (value - green).eq_(0).mul_(1 - is_red)
     is_blue = 1 - is_red - is_green
-    # Place on the hue circle in sixths, counted from red; a grey pixel's does not matter.
+    # Place on the hue circle in sixths, counted from red; a gray pixel's does not matter.
     angle = (green - blue).mul_(is_red).addcmul_(blue - red, is_green).addcmul_(red - green, is_blue)
     angle = angle.div_(chroma.clamp_min(1e-8)).add_(is_green, alpha=2).add_(is_blue, alpha=4)
     angle = angle.div_(6).add_(shifts[:, None, None])  # now in turns
-    # A channel is low within a sixth of a turn from the complement of its own colour.
+    # A channel is low within a sixth of a turn from the complement of its own color.
     complement = torch.tensor([3 / 6, 5 / 6, 1 / 6], dtype=images.dtype, device=images.device)[:, None, None]
     turn = angle[:, None] - complement
     distance = turn.sub_(turn.round()).abs_().mul_(6)  # 0 to 3 sixths
@@ -125,7 +125,7 @@ def equalize(images: Tensor) -> Tensor:
 def gaussian_blur(images: Tensor, radii: Tensor) -> Tensor:
     """Gaussian of that standard deviation in pixels; edge pixels repeat outwards.   radii (n,)"""
     radii = radii.to(images.dtype).clamp_min(1e-3)[:, None]
-    reaches = (3 * radii + 0.5).floor().clamp_min(1)  # each image's own, whatever its neighbours have
+    reaches = (3 * radii + 0.5).floor().clamp_min(1)  # each image's own, whatever its neighbors have
     reach = int(reaches.max())
     offsets = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
     kernel = (-0.5 * (offsets / radii) ** 2).exp() * (offsets.abs() <= reaches)

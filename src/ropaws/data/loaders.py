@@ -1,64 +1,67 @@
-"""Batches of a step, augmented on the device. Images in memory never go through workers."""
+"""Batches of a step, augmented on the device. Only images on disk go through worker processes."""
 
-import os
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from ropaws.batch import Support, Views
-from ropaws.data.augment import AugmentConfig, Normalization, Part, augment, random_views
+from ropaws.batch import Batch, Support
+from ropaws.data.augment import Normalization, Part, View, augment, center_view, random_views
 from ropaws.data.corpus import Images
-from ropaws.data.files import check_unreadable
+from ropaws.data.files.decoding import ReadBatch, ReadRequest, read_batch
+from ropaws.data.files.reading import check_unreadable
+from ropaws.data.files.streaming import ImageStack
+from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.data.randomness import SUPPORT_VIEWS, VIEWS, generator
 from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
-from ropaws.data.stacks import PictureStack
-from ropaws.data.workers import starting_workers
-from ropaws.distributed import place, share
-from ropaws.launch import Place
+from ropaws.distributed import Place, gather_constants, place, share
 
 AHEAD = 2  # steps that a worker reads ahead
-FEW = 100  # pictures seen before a share of unreadable ones means anything
-
-T = TypeVar("T")
+FEW = 100  # images seen before a share of unreadable ones means anything
+PASS_BATCH = 512  # images of a pass over the pool at a time
 
 
 @dataclass(frozen=True)
 class TrainingData:
     """What training sees: images, and the granted labels alone."""
 
-    images: Images  # (n, channels, h, w) uint8, on the device or on disk: the unlabelled set
-    labeled_indices: Tensor  # (l,) the labelled ones among them
+    images: Images  # (n, channels, h, w) uint8, on the device or on disk: the unlabeled set
+    labeled_indices: Tensor  # (l,) the labeled ones among them
     labels: Tensor  # (l,) their classes
     normalize: Normalization
+
+
+class Chosen(NamedTuple):
+    """The images of a step that are this process's."""
+
+    unlabeled: Tensor  # (u,) positions among the training images
+    labeled: Tensor  # (k,) positions among the training images
 
 
 class Pixels(NamedTuple):
     """The images of a step, before augmentation."""
 
-    unlabeled: Tensor  # (batch, channels, h, w) uint8
+    unlabeled: Tensor  # (u, channels, h, w) uint8
     labeled: Tensor  # (k, channels, h, w) uint8
-    unreadable: dict[str, str]  # pictures that another one stands in for
 
 
 @dataclass(frozen=True)
 class BatchStream:
-    """Views and support of any step, as a function of the seed and the step."""
+    """The batch of any step, as a function of the seed and the step."""
 
     data: TrainingData
-    augment: AugmentConfig
+    views: Mapping[str, View]  # of unlabeled images, by role; none: the method looks at labeled images alone
+    labeled_view: View
     support: SupportConfig
     batch: int
     seed: int
-    with_views: bool = True  # False: a method that looks at labelled images alone gets empty views
+    size: int  # pixels per side of the center views of a pass over the pool
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     at: Place = field(default_factory=place)  # which part of each batch is this process's
-    unreadable: dict[str, str] = field(default_factory=dict)  # fills while pictures are read from disk
+    unreadable: dict[str, str] = field(default_factory=dict)  # fills while images are read from disk
 
     def __post_init__(self) -> None:
         if self.batch % self.at.size:
@@ -67,97 +70,126 @@ class BatchStream:
                 f" use a multiple of {self.at.size}"
             )
 
-    def pixels(self, step: int) -> Pixels:
-        """This process's images of a step; from disk in the calling process."""
-        pool = unlabeled_indices(step, batch=self.batch, pool=len(self.data.images), seed=self.seed)
-        pool = pool[share(self.batch, self.at)] if self.with_views else pool[:0]
+    def pool_pass(self, step: int) -> "PoolPass | None":
+        """A pass over the pool, where a new epoch starts with this step."""
+        if not self.views or step % max(1, len(self.data.images) // self.batch):
+            return None
+        return PoolPass(self.data, self.size, step, self.device)
+
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
+        """The batches of these steps; images on disk are read ahead by worker processes."""
+        for step, pixels in self._all_pixels(start, stop):
+            yield Batch(
+                step,
+                stop,
+                self.unlabeled_views(step, pixels.unlabeled),
+                self.chosen(step).unlabeled,
+                self.support_batch(step, pixels.labeled),
+            )
+
+    def chosen(self, step: int) -> Chosen:
+        """This process's images of a step."""
+        pool = torch.empty(0, dtype=torch.long)
+        if self.views:
+            pool = unlabeled_indices(step, batch=self.batch, pool=len(self.data.images), seed=self.seed)
+            pool = pool[share(self.batch, self.at)]
         positions, _ = support_indices(step, self.data.labels, self.support, seed=self.seed)
         mine = support_share(len(positions), self.support, self.at)
-        labeled = self.data.labeled_indices[positions[mine]]
-        if isinstance(self.data.images, PictureStack):
-            unlabeled, failures = self.data.images.read(pool)
-            # These were read before training: one that has gone since is an error.
-            return Pixels(unlabeled, self.data.images.read(labeled, strict=True)[0], failures)
-        here = self.data.images[:0].device
-        return Pixels(self.data.images[pool.to(here)], self.data.images[labeled.to(here)], {})
+        return Chosen(pool, self.data.labeled_indices[positions[mine]])
 
-    def views(self, step: int, pixels: Pixels) -> Views:
-        if not self.with_views:
-            empty = pixels.unlabeled.float()
-            return Views(empty, empty)
+    def pixels(self, step: int) -> Pixels:
+        """This process's images of a step; those on disk are read in this process."""
+        images, chosen = self.data.images, self.chosen(step)
+        if isinstance(images, ImageStack):
+            return self._assembled(chosen, read_batch(self._request(chosen)))
+        here = images[:0].device
+        return Pixels(images[chosen.unlabeled.to(here)], images[chosen.labeled.to(here)])
+
+    def unlabeled_views(self, step: int, pixels: Tensor) -> dict[str, Tensor]:
         random = generator(self.seed, VIEWS, step)
         mine = share(self.batch, self.at)
         part = Part(torch.arange(mine.start, mine.stop), self.batch)
-        return random_views(pixels.unlabeled, self.augment, self.data.normalize, random, part)
+        return random_views(pixels, self.views, self.data.normalize, random, part)
 
-    def support_batch(self, step: int, pixels: Pixels) -> Support:
+    def support_batch(self, step: int, pixels: Tensor) -> Support:
         positions, labels = support_indices(step, self.data.labels, self.support, seed=self.seed)
         mine = support_share(len(positions), self.support, self.at)
-        views, device = self.support.views, pixels.labeled.device
+        views, device = self.support.views, pixels.device
         # One view of all images after another: row v * images + i of the batch is view v of image i.
         rows = torch.cat([view * len(positions) + mine for view in range(views)])
-        random = generator(self.seed, SUPPORT_VIEWS, step)
         images = augment(
-            pixels.labeled.repeat(views, 1, 1, 1),
-            self.augment,
+            pixels.repeat(views, 1, 1, 1),
+            self.labeled_view,
             self.data.normalize,
-            random,
+            generator(self.seed, SUPPORT_VIEWS, step),
             Part(rows, views * len(positions)),
         )
-        classes = int(labels.max()) + 1
+        all_classes = self.data.labels if self.support.images_per_step is not None else labels
+        one_hot = F.one_hot(labels[mine].repeat(views), int(all_classes.max()) + 1)
         return Support(
             images,
-            F.one_hot(labels[mine].repeat(views), classes).to(device, torch.float32),
+            one_hot.to(device, torch.float32),
             positions[mine].repeat(views).to(device),
+            self.data.labels[positions[mine]].repeat(views).to(device),
         )
-
-    def batches(self, start: int, stop: int) -> Iterator[tuple[int, Views, Support]]:
-        for step, pixels in self._all_pixels(start, stop):
-            yield step, self.views(step, pixels), self.support_batch(step, pixels)
 
     def _all_pixels(self, start: int, stop: int) -> Iterator[tuple[int, Pixels]]:
-        """Pictures on disk are read ahead by worker processes, each of which reads whole steps."""
         images = self.data.images
-        if not isinstance(images, PictureStack):
+        if not isinstance(images, ImageStack):
             yield from ((step, self.pixels(step)) for step in range(start, stop))
             return
-        workers = images.workers or os.cpu_count() or 1
-        loader = DataLoader(
-            _Steps(self),
-            batch_size=None,
-            sampler=range(start, stop),
-            num_workers=min(workers, stop - start),
-            prefetch_factor=AHEAD,
-            collate_fn=_as_it_is,
-            worker_init_fn=_leave_signals_to_the_parent,
-            multiprocessing_context="spawn",  # a forked child of a process with threads may hang
-            pin_memory=self.device.type == "cuda",
-        )
-        with starting_workers():
-            fetched = iter(loader)
-        for step, (unlabeled, labeled, failures) in zip(range(start, stop), fetched, strict=True):
-            self.unreadable.update(failures)
+        requests = (self._request(self.chosen(step)) for step in range(start, stop))
+        found = map_in_workers(read_batch, requests, workers=images.worker_count, ahead=AHEAD)
+        for step, result in zip(range(start, stop), found, strict=True):
+            pixels = self._assembled(self.chosen(step), result)
             seen = min(len(images), (step - start + 1) * self.batch)
             check_unreadable(self.unreadable, max(seen, min(FEW, len(images))))
-            unlabeled, labeled = (t.to(self.device, non_blocking=True) for t in (unlabeled, labeled))
-            yield step, Pixels(unlabeled, labeled, failures)
+            yield step, Pixels(*(part.to(self.device, non_blocking=True) for part in pixels))
+
+    def _request(self, chosen: Chosen) -> ReadRequest:
+        images = self.data.images
+        assert isinstance(images, ImageStack)
+        both = torch.cat([chosen.unlabeled, chosen.labeled])
+        return images.request(both)
+
+    def _assembled(self, chosen: Chosen, result: ReadBatch) -> Pixels:
+        """Unreadable unlabeled images give way to others; a labeled one was read before and is an error."""
+        images = self.data.images
+        assert isinstance(images, ImageStack)
+        count = len(chosen.unlabeled)
+        pixels, failures = images.complete(
+            torch.cat([chosen.unlabeled, chosen.labeled]), result, strict_from=count
+        )
+        self.unreadable.update(failures)
+        return Pixels(pixels[:count], pixels[count:])
 
 
-class _Steps(Dataset[Pixels]):
-    """A stream as DataLoader wants it: the item of a step is its pixels."""
+@dataclass(frozen=True)
+class PoolPass:
+    """A pass over all training images, for methods that look at the whole pool now and then."""
 
-    def __init__(self, stream: BatchStream) -> None:
-        self.stream = stream
+    data: TrainingData
+    size: int  # pixels per side of the center view
+    step: int  # the step that comes next
+    device: torch.device
 
-    def __getitem__(self, step: int) -> Pixels:
-        return self.stream.pixels(step)
+    def __len__(self) -> int:
+        return len(self.data.images)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """function(center views) of all training images, in their order; the same in every process.
 
-def _as_it_is(value: T) -> T:
-    return value
+        function: (b, channels, size, size)  ->  (b, ...), called for a batch at a time
+        """
+        mine = share(len(self))
+        rows = torch.arange(mine.start, mine.stop)
+        parts = [function(self._views(part)) for part in rows.split(PASS_BATCH)]
+        return gather_constants(torch.cat(parts))
 
-
-def _leave_signals_to_the_parent(_worker: int) -> None:
-    """Ctrl-C and SIGTERM reach the whole group; the parent ends the run after its step."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    def _views(self, rows: Tensor) -> Tensor:
+        images = self.data.images
+        if isinstance(images, ImageStack):
+            pixels, _ = images.read(rows)
+        else:
+            pixels = images[rows.to(images[:0].device)]
+        return center_view(pixels.to(self.device), self.size, self.data.normalize)

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ropaws.data.randomness import POOL_ORDER, SUPPORT, generator
-from ropaws.distributed import share
-from ropaws.launch import Place
+from ropaws.data.randomness import LABELED_ORDER, POOL_ORDER, SUPPORT, generator
+from ropaws.distributed import Place, share
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupportConfig:
-    """The class-balanced labelled batch of a step."""
+    """The class-balanced labeled batch of a step."""
 
     classes: int | None = None
     """Classes a batch, drawn anew each step; None for all of them."""
@@ -23,36 +22,47 @@ class SupportConfig:
     """Random views of each image."""
     unique_classes_per_process: bool = False
     """With several processes: each takes some of the classes, instead of some images of every class."""
+    images_per_step: int | None = None
+    """Instead of balanced batches: so many labeled images per step, in shuffled epochs (fine-tuning)."""
 
     def __post_init__(self) -> None:
-        for name in ("classes", "images_per_class", "views"):
+        for name in ("classes", "images_per_class", "views", "images_per_step"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"support.{name} must be at least 1, got {value}")
 
 
 def unlabeled_indices(step: int, *, batch: int, pool: int, seed: int) -> Tensor:
-    """The batch of a step: the pool in random order, a new order each epoch, the rest left out."""
-    batches = pool // batch
-    if batches == 0:
+    """The unlabeled batch of a step.   ->  (batch,) positions in the pool"""
+    if batch > pool:
         raise ValueError(
-            f"train.batch={batch} is larger than the unlabelled set of {pool} images; use at most {pool}"
+            f"train.batch={batch} is larger than the unlabeled set of {pool} images; use at most {pool}"
         )
-    epoch, position = divmod(step, batches)
-    return _pool_order(pool, seed, epoch)[position * batch : (position + 1) * batch]
+    return shuffled_indices(step, batch=batch, images=pool, seed=seed, purpose=POOL_ORDER)
 
 
-@functools.lru_cache(maxsize=1)  # an epoch's order serves all its steps
-def _pool_order(pool: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(pool, generator=generator(seed, POOL_ORDER, epoch))
+def shuffled_indices(step: int, *, batch: int, images: int, seed: int, purpose: int) -> Tensor:
+    """The batch of a step: images in random order, a new order each epoch, an incomplete batch left out."""
+    epoch, position = divmod(step, images // batch)
+    return _order(images, seed, purpose, epoch)[position * batch : (position + 1) * batch]
+
+
+@functools.lru_cache(maxsize=2)  # an epoch's order serves all its steps
+def _order(images: int, seed: int, purpose: int, epoch: int) -> Tensor:
+    return torch.randperm(images, generator=generator(seed, purpose, epoch))
 
 
 def support_indices(step: int, labels: Tensor, config: SupportConfig, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Positions of the sampled images in the labelled set, and their class in this batch.
+    """Positions of the sampled images in the labeled set, and their class in this batch.
 
     labels (l,)  ->  positions (k,), relative labels (k,) in 0 .. classes of the batch - 1
-    One class after another, images_per_class each; views are made later.
+    One class after another, images_per_class each; views are made later. With images_per_step: in random
+    order, and the classes of the batch are all classes.
     """
+    if config.images_per_step is not None:
+        rows = min(config.images_per_step, len(labels))
+        positions = shuffled_indices(step, batch=rows, images=len(labels), seed=seed, purpose=LABELED_ORDER)
+        return positions, labels[positions]
     random = generator(seed, SUPPORT, step)
     known = labels.unique()
     count = len(known) if config.classes is None else config.classes
@@ -61,21 +71,21 @@ def support_indices(step: int, labels: Tensor, config: SupportConfig, *, seed: i
             f"support.classes={count}, but only {len(known)} classes have labels; use at most {len(known)}"
         )
     classes = known[torch.randperm(len(known), generator=random)[:count].sort().values]
-    positions = [
+    drawn = [
         _draw((labels == label).nonzero().squeeze(1), config.images_per_class, random) for label in classes
     ]
-    return torch.cat(positions), torch.arange(count).repeat_interleave(config.images_per_class)
+    return torch.cat(drawn), torch.arange(count).repeat_interleave(config.images_per_class)
 
 
 def support_share(images: int, config: SupportConfig, at: Place) -> Tensor:
     """Which of the sampled images of a step, one class after another, a process has.   ->  (k,) ascending"""
-    if not config.unique_classes_per_process:
+    if config.images_per_step is not None or not config.unique_classes_per_process:
         chosen = torch.arange(at.rank, images, at.size)
     else:
         mine = share(images // config.images_per_class, at)
         chosen = torch.arange(mine.start * config.images_per_class, mine.stop * config.images_per_class)
     if len(chosen) == 0:
-        what = "classes" if config.unique_classes_per_process else "labelled images"
+        what = "classes" if config.unique_classes_per_process else "labeled images"
         raise ValueError(f"a support batch has too few {what} for {at.size} processes; start fewer of them")
     return chosen
 

@@ -1,4 +1,4 @@
-"""Where images come from: a person's own pictures, named datasets, mixes of them, .npz files."""
+"""Where images come from: a person's own images, named datasets, mixes of them, .npz files."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropaws.data.cache import SquareCache
 from ropaws.data.corpus import Corpus, join
-from ropaws.data.files import Decoding, Pictures, decode_corpus, join_pictures, no_watch, own_pictures
-from ropaws.data.named import DATASETS, read_dataset
-from ropaws.data.npz import read_npz
-from ropaws.data.uncurated import MIXES
+from ropaws.data.datasets.catalog import DATASETS, read_dataset
+from ropaws.data.datasets.mixes import MIXES
+from ropaws.data.datasets.npz import read_npz
+from ropaws.data.files.cache import SquareCache
+from ropaws.data.files.reading import Decoding, ImageFiles, decode_corpus, join_files, no_watch, own_images
 from ropaws.naming import nearest
 
+MOST_PIXELS = 4096  # per side of a decoded image
 Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]  # shows progress: watch(items, title, total)
 
 
@@ -28,29 +29,29 @@ class DataConfig:
     unlabeled: tuple[Path, ...] = ()
     """With labeled: folders of anything, tables of paths, .npz files, saved datasets."""
     test: Path | None = None
-    """With labeled: pictures to test on, like labeled; classes that are not in it are out-of-class."""
+    """With labeled: images to test on, like labeled; classes that are not in it are out-of-class."""
     root: Path = Path("data")
     """Folder with the official files of named datasets."""
     download: bool = True
     """Get the official files if they are not there."""
     extra: tuple[str, ...] = ()
-    """More sources whose images join the unlabelled set, as out-of-class ones."""
+    """More sources whose images join the unlabeled set, as out-of-class ones."""
     labels_per_class: int | None = 25
     """Labels that training may see, drawn a class at a time from the run's seed; None for all."""
     label_fraction: float | None = None
     """Instead: this share of the labels of each class, at least one."""
     split: Path | None = None
-    """Instead: a file with the index or file name of each labelled image, such as another run's split.txt."""
-    picture_size: int = 64
-    """Pixels a side to which the central square of each picture file is reduced."""
+    """Instead: a file with the index or file name of each labeled image, such as another run's split.txt."""
+    image_size: int = 64
+    """Pixels a side to which the central square of each image file is reduced."""
     memory_gb: float = 4.0
-    """Decoded pictures are held in memory up to this; larger sets are read while training."""
+    """Decoded images are held in memory up to this; larger sets are read while training."""
     cache: Path | None = None
-    """Folder that keeps decoded pictures for later epochs and runs; several runs may share it."""
+    """Folder that keeps decoded images for later epochs and runs; several runs may share it."""
     cache_gb: float = 20.0
     """Size of the cache at most."""
     workers: int | None = None
-    """Processes that decode pictures; by default one for each core."""
+    """Processes that decode images; by default one for each core."""
 
     def __post_init__(self) -> None:
         if self.labels_per_class is not None and self.labels_per_class < 1:
@@ -59,8 +60,8 @@ class DataConfig:
             raise ValueError(f"data.label_fraction must be above 0 and at most 1, got {self.label_fraction}")
         if self.label_fraction is not None and self.split is not None:
             raise ValueError("data.label_fraction and data.split exclude each other")
-        if self.picture_size < 8:
-            raise ValueError(f"data.picture_size must be at least 8 pixels, got {self.picture_size}")
+        if not 8 <= self.image_size <= MOST_PIXELS:
+            raise ValueError(f"data.image_size must be from 8 to {MOST_PIXELS} pixels, got {self.image_size}")
         if self.memory_gb < 0 or self.cache_gb < 0:
             raise ValueError(
                 f"data.memory_gb and cache_gb must be at least 0, got {self.memory_gb}, {self.cache_gb}"
@@ -82,14 +83,24 @@ class DataConfig:
             if not os.access(self.cache, os.W_OK):
                 raise ValueError(f"data.cache: {self.cache} cannot be written to; name another folder")
             cache = SquareCache(self.cache, int(self.cache_gb * 2**30))
-        return Decoding(self.picture_size, self.memory_gb * 2**30, cache, self.workers)
+        return Decoding(self.image_size, self.memory_gb * 2**30, cache, self.workers)
 
 
-def load_corpus(config: DataConfig, *, watch: Watch = no_watch) -> Corpus:
-    """Read everything that a run trains and tests on; watch shows the progress of what takes long."""
+def load_corpus(config: DataConfig, *, files: ImageFiles | None = None, watch: Watch = no_watch) -> Corpus:
+    """Read everything that a run trains and tests on.
+
+    Args:
+        config: Where the images come from.
+        files: The files of config.labeled, config.unlabeled and config.test, if they are listed already.
+        watch: Shows the progress of what takes long.
+
+    Raises:
+        FileNotFoundError: A source is not there; the message says what to put where.
+        ValueError: A source is damaged, or too many of its images are.
+    """
     if config.labeled is not None:
-        pictures = own_pictures(config.labeled, config.unlabeled, config.test)
-        return _with_extra(pictures, config.extra, config, watch)
+        files = files or own_images(config.labeled, config.unlabeled, config.test)
+        return _with_extra(files, config.extra, config, watch)
     mix = MIXES.get(config.source)
     if mix is None:
         return _with_extra(open_source(config.source, config, watch), config.extra, config, watch)
@@ -99,14 +110,16 @@ def load_corpus(config: DataConfig, *, watch: Watch = no_watch) -> Corpus:
     return mix.thin_out(_with_extra(found, mix.extra + config.extra, config, watch))
 
 
-def _with_extra(found: Corpus | Pictures, names: tuple[str, ...], config: DataConfig, watch: Watch) -> Corpus:
+def _with_extra(
+    found: Corpus | ImageFiles, names: tuple[str, ...], config: DataConfig, watch: Watch
+) -> Corpus:
     for name in names:
         found = _join(found, open_source(name, config, watch), config, watch)
     return _decoded(found, config, watch)
 
 
-def open_source(source: str, config: DataConfig, watch: Watch = no_watch) -> Corpus | Pictures:
-    """One source by its name or path: arrays, or pictures that are not decoded yet."""
+def open_source(source: str, config: DataConfig, watch: Watch = no_watch) -> Corpus | ImageFiles:
+    """One source by its name or path: arrays, or images that are not decoded yet."""
     if source in DATASETS:
         return read_dataset(source, config.root, download=config.download, watch=watch)
     if source.endswith(".npz"):
@@ -121,12 +134,12 @@ def open_source(source: str, config: DataConfig, watch: Watch = no_watch) -> Cor
 
 
 def _join(
-    found: Corpus | Pictures, extra: Corpus | Pictures, config: DataConfig, watch: Watch
-) -> Corpus | Pictures:
-    if isinstance(found, Pictures) and isinstance(extra, Pictures):
-        return join_pictures(found, extra)
+    found: Corpus | ImageFiles, extra: Corpus | ImageFiles, config: DataConfig, watch: Watch
+) -> Corpus | ImageFiles:
+    if isinstance(found, ImageFiles) and isinstance(extra, ImageFiles):
+        return join_files(found, extra)
     corpus = _decoded(found, config, watch)
-    if isinstance(extra, Pictures):  # straight to the size that they take in the end
+    if isinstance(extra, ImageFiles):  # straight to the size that they take in the end
         size = min(corpus.train_images.shape[2:])
         extra = decode_corpus(
             extra, Decoding(size, cache=config.decoding().cache, workers=config.workers), watch
@@ -134,5 +147,5 @@ def _join(
     return join(corpus, extra)
 
 
-def _decoded(found: Corpus | Pictures, config: DataConfig, watch: Watch) -> Corpus:
+def _decoded(found: Corpus | ImageFiles, config: DataConfig, watch: Watch) -> Corpus:
     return found if isinstance(found, Corpus) else decode_corpus(found, config.decoding(), watch)

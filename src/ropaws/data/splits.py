@@ -10,6 +10,7 @@ from torch import Tensor
 from ropaws.data.corpus import UNKNOWN, Corpus
 from ropaws.data.randomness import SPLIT, generator
 from ropaws.data.sources import DataConfig
+from ropaws.runs.atomic import write_text
 
 
 class Labeled(NamedTuple):
@@ -48,7 +49,7 @@ def draw_split(
     for label, name in enumerate(class_names):
         candidates = (train_labels == label).nonzero().squeeze(1)
         if len(candidates) == 0:
-            raise ValueError(f"class {name!r} has no labelled image; label at least one, or drop the class")
+            raise ValueError(f"class {name!r} has no labeled image; label at least one, or drop the class")
         if fraction is None and labels_per_class is None:
             chosen.append(candidates)
             continue
@@ -57,7 +58,7 @@ def draw_split(
             count = max(1, round(fraction * len(candidates)))
         elif len(candidates) < count:
             raise ValueError(
-                f"class {name!r} has {len(candidates)} labelled images, fewer than"
+                f"class {name!r} has {len(candidates)} labeled images, fewer than"
                 f" data.labels_per_class={labels_per_class}; ask for at most {len(candidates)}"
             )
         chosen.append(candidates[torch.randperm(len(candidates), generator=random)[:count]])
@@ -98,7 +99,7 @@ def read_split(path: Path, corpus: Corpus) -> Labeled:
 
 
 def _positions(entries: Sequence[str], names: Sequence[str], path: Path) -> list[int]:
-    """Whole paths, or file names where these are enough to tell pictures apart."""
+    """Whole paths, or file names where these are enough to tell images apart."""
     if not names:
         raise ValueError(f"data.split: {path} names files, but these images are not files; use indices")
     position = {name: index for index, name in enumerate(names)}
@@ -112,9 +113,9 @@ def _positions(entries: Sequence[str], names: Sequence[str], path: Path) -> list
             candidates = [i for i in candidates if names[i].endswith(f"/{entry}")]
         if len(candidates) != 1:
             if candidates:
-                what = f"{len(candidates)} training pictures have this name; give more of the path"
+                what = f"{len(candidates)} training images have this name; give more of the path"
             else:
-                what = "no training picture has this name"
+                what = "no training image has this name"
             raise ValueError(f"data.split: {entry!r} of {path}: {what}")
         found += candidates
     return found
@@ -122,5 +123,5 @@ def _positions(entries: Sequence[str], names: Sequence[str], path: Path) -> list
 
 def write_split(path: Path, split: Labeled) -> None:
     """To be given to another run with --data.split."""
-    head = "# indices of the labelled images among the training images\n"
-    path.write_text(head + "".join(f"{index}\n" for index in split.indices.tolist()), encoding="utf-8")
+    head = "# indices of the labeled images among the training images\n"
+    write_text(path, head + "".join(f"{index}\n" for index in split.indices.tolist()))

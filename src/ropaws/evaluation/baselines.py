@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 NEIGHBORS = (1, 3, 5, 10, 20)
-STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # C: the inverse of the regularisation
+STRENGTHS = (0.1, 1.0, 10.0, 100.0)  # C: the inverse of the regularization
 FOLDS = 5
 
 
 def knn_predictions(support: Tensor, labels: Tensor, queries: Tensor) -> NDArray[np.int64]:
-    """k nearest neighbours by cosine, k chosen by cross-validation on the labelled points.   ->  (n,)"""
+    """k nearest neighbors by cosine, k chosen by cross-validation on the labeled points.   ->  (n,)"""
     from sklearn.neighbors import KNeighborsClassifier  # slow to load
 
     most = int(len(labels) * (1 - 1 / _folds(labels))) if _folds(labels) > 1 else 1
@@ -22,7 +22,7 @@ def knn_predictions(support: Tensor, labels: Tensor, queries: Tensor) -> NDArray
 
 
 def logistic_predictions(support: Tensor, labels: Tensor, queries: Tensor) -> NDArray[np.int64]:
-    """Logistic regression, C chosen by cross-validation on the labelled points.   ->  (n,)"""
+    """Logistic regression, C chosen by cross-validation on the labeled points.   ->  (n,)"""
     from sklearn.linear_model import LogisticRegression
 
     if len(labels.unique()) < 2:

@@ -10,7 +10,7 @@ def confusion_matrix(predicted: Tensor, truth: Tensor, *, classes: int) -> Tenso
 
 
 def class_accuracy(confusion: Tensor) -> list[float | None]:
-    """Share of each class's images that are recognised; None for a class without a test image."""
+    """Share of each class's images that are recognized; None for a class without a test image."""
     totals = confusion.sum(dim=1).tolist()
     right = confusion.diagonal().tolist()
     return [r / t if t else None for r, t in zip(right, totals, strict=True)]

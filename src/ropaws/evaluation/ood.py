@@ -1,19 +1,12 @@
-"""Telling out-of-class images by their distance from every label."""
+"""How well out-of-class images are told from in-class ones."""
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from ropaws import equations as eq
 from ropaws.models.operators import declare_missing_operators
 
 RECALL = 0.95  # of in-class images at which FPR95 is taken
-
-
-def max_similarity(queries: Tensor, support: Tensor, *, batch: int = 4096) -> Tensor:
-    """s(x) = max_l z . z_l; low means out-of-class.   queries (n, d), support (s, d)  ->  (n,)"""
-    return torch.cat([eq.cosine(part, support).amax(dim=1) for part in queries.split(batch)])
 
 
 class Detection(NamedTuple):
@@ -26,12 +19,13 @@ class Detection(NamedTuple):
 
 
 def detection(scores: Tensor, in_class: Tensor) -> Detection:
-    """Of a similarity in [-1, 1] that should be high in-class.   both (n,), both kinds present"""
+    """Of a score on any scale that should be high in-class.   both (n,), both kinds present"""
     declare_missing_operators()
     from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_roc
 
-    # torchmetrics squashes scores outside [0, 1] with a sigmoid, which may merge neighbours.
-    shares, truth = ((scores.double() + 1) / 2).clamp(0, 1), in_class.long()
+    # By ranks: torchmetrics squashes scores outside [0, 1] with a sigmoid, which may merge close ones.
+    values, ranks = scores.unique(return_inverse=True)
+    shares, truth = ranks.double() / max(1, len(values) - 1), in_class.long()
     false_in, true_in, _ = binary_roc(shares, truth)
     return Detection(
         auroc=float(binary_auroc(shares, truth)),

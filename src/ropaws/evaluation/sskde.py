@@ -1,7 +1,7 @@
 """Semi-supervised kernel density estimation (Wang et al., 2009), the paper's classical rival.
 
 The density of a class is estimated from all points, each counted by its belief in the class; Bayes' rule
-with even classes turns densities into new beliefs; a labelled point keeps to its label by t.
+with even classes turns densities into new beliefs; a labeled point keeps to its label by t.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WEIGHT = 0.9  # t, of the label of a labelled point
+WEIGHT = 0.9  # t, of the label of a labeled point
 ITERATIONS = 40
 KERNEL_BYTES = 1 << 29  # a kernel of all points is kept up to this, and else computed anew each iteration
 

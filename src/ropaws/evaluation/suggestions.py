@@ -40,7 +40,7 @@ def suggest(
 ) -> list[Suggestion]:
     """The points most worth a label, best first.
 
-    pool (n, d), probs (n, c), in_domain (n,), support (s, d): labelled already; threshold: of in_domain;
+    pool (n, d), probs (n, c), in_domain (n,), support (s, d): labeled already; threshold: of in_domain;
     width: of the kernel exp((z . z' - 1) / width) that says how far a label reaches
     """
     if count < 1:
@@ -90,7 +90,7 @@ def _doubtful(
 
 
 def _new_classes(pool: Tensor, among: Tensor, *, most: int, seed: int) -> list[Suggestion]:
-    """The centres of clusters of out-of-class points, the largest and tightest first."""
+    """The centers of clusters of out-of-class points, the largest and tightest first."""
     sample = _sample(among, TARGETS, seed)
     clusters = min(2 * most, len(sample) // NEW_CLASS)
     if most < 1 or clusters < 1:
@@ -105,8 +105,8 @@ def _new_classes(pool: Tensor, among: Tensor, *, most: int, seed: int) -> list[S
         rows = (member == cluster).nonzero().squeeze(1)
         if len(rows) < NEW_CLASS:
             continue
-        centre = torch.nn.functional.normalize(points[rows].mean(dim=0), dim=0)
-        similarity = points[rows] @ centre
+        center = torch.nn.functional.normalize(points[rows].mean(dim=0), dim=0)
+        similarity = points[rows] @ center
         size = round(len(rows) * len(among) / len(sample))
         position = int(sample[rows[similarity.argmax()]])
         found.append(Suggestion(position, "new class", size * float(similarity.mean()), size))

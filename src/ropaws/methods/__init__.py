@@ -1,14 +1,23 @@
-"""Methods: dataclasses that are their own settings, behind one protocol."""
+"""Methods: one file each. A method is a frozen dataclass that is its own settings, below one base class."""
 
+from ropaws.methods.fine_tune import FineTune
+from ropaws.methods.method import Method, encoder_of
 from ropaws.methods.paws import PAWS
-from ropaws.methods.protocol import Method, Network
+from ropaws.methods.registry import METHODS, import_method, make_method, method_name
 from ropaws.methods.ropaws import RoPAWS
+from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.methods.supervised import Supervised
 
-METHODS: dict[str, type[PAWS] | type[RoPAWS] | type[Supervised]] = {
-    "paws": PAWS,
-    "ropaws": RoPAWS,
-    "supervised": Supervised,
-}
-
-__all__ = ["METHODS", "PAWS", "Method", "Network", "RoPAWS", "Supervised"]
+__all__ = [
+    "METHODS",
+    "PAWS",
+    "FineTune",
+    "LabeledEmbeddings",
+    "Method",
+    "RoPAWS",
+    "Supervised",
+    "encoder_of",
+    "import_method",
+    "make_method",
+    "method_name",
+]

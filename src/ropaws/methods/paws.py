@@ -1,18 +1,21 @@
-"""PAWS (Assran et al., 2021): views of an image agree on soft nearest-neighbour predictions."""
+"""PAWS (Assran et al., 2021): views of an image agree on soft nearest-neighbor predictions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
+from torch import nn
 
 from ropaws import equations as eq
-from ropaws.batch import Losses, Support, Views
-from ropaws.methods.protocol import Network, check_positive, check_share
-from ropaws.methods.supports import anchor_predictions, gather_support, global_mean
+from ropaws.batch import Batch, Losses
+from ropaws.data.augment import AugmentConfig, View
+from ropaws.methods.method import Method, check_positive, check_share
+from ropaws.methods.propagation import Kernel
+from ropaws.methods.soft_nn import LabeledEmbeddings, anchor_predictions, gather_support, global_mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class PAWS:
+class PAWS(Method):
     """PAWS: trusts the nearest labels, also for images that belong to no class."""
 
     temperature: float = 0.1
@@ -20,17 +23,18 @@ class PAWS:
     sharpen_temperature: float = 0.25
     """Of the targets; lower is sharper."""
     label_smoothing: float = 0.1
-    """Share of a support's label spread over all classes."""
-
-    needs_unlabeled: ClassVar[bool] = True
+    """Share of a support's label that is spread over all classes."""
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature")
         check_share(self, "label_smoothing")
 
-    def step(self, model: Network, views: Views, support: Support) -> Losses:
-        supports, first, second, *crops = model([support.images, views.first, views.second, *views.crops])
-        known = gather_support(supports, support, self.label_smoothing)
+    def views(self, augment: AugmentConfig) -> Mapping[str, View]:
+        return augment.multi_crop()
+
+    def step(self, model: nn.Module, batch: Batch) -> Losses:
+        supports, first, second, *crops = model([batch.labeled.images, *batch.views.values()])
+        known = gather_support(supports, batch.labeled, self.label_smoothing)
         anchors = anchor_predictions([first, second, *crops], known.z, known.labels, self.temperature)
         with torch.no_grad():
             targets = torch.stack(
@@ -41,3 +45,6 @@ class PAWS:
             )
         mean = global_mean(anchors, None, self.sharpen_temperature)
         return eq.paws_loss(anchors, targets, sharpen_temperature=self.sharpen_temperature, mean=mean)
+
+    def kernel(self, support: LabeledEmbeddings) -> Kernel:
+        return Kernel(temperature=self.temperature, prior_temperature=self.in_domain_temperature(support))

@@ -1,25 +1,36 @@
 """RoPAWS: PAWS with targets calibrated by label propagation and an in-domain prior."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropaws import equations as eq
-from ropaws.batch import Losses, Support, Views
+from ropaws.batch import Batch, Losses, Support
+from ropaws.data.augment import AugmentConfig, View
 from ropaws.distributed import gather_constants, share
-from ropaws.methods.protocol import Network, check_positive, check_share
-from ropaws.methods.supports import anchor_predictions, gather_support, global_mean, nearest_gap
+from ropaws.methods.method import Method, check_positive, check_share
+from ropaws.methods.propagation import Kernel
+from ropaws.methods.soft_nn import (
+    LabeledEmbeddings,
+    anchor_predictions,
+    auto_prior_temperature,
+    fitted_prior_temperature,
+    gather_support,
+    global_mean,
+    nearest_gap,
+)
+from ropaws.models import Encoder
 
 GAP_MOMENTUM = 0.9
-# Embeddings of a class may shrink to a point; the prior must not become a step function.
-LEAST_PRIOR_TEMPERATURE = 0.01
+GAP = "support_gap"  # running mean of the distance 1 - cos of a support to the nearest one of its class
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoPAWS:
+class RoPAWS(Method):
     """RoPAWS: doubts what lies far from every label. The last three switches are the ablations."""
 
     temperature: float = 0.1
@@ -27,13 +38,13 @@ class RoPAWS:
     sharpen_temperature: float = 0.25
     """Of the targets; lower is sharper."""
     label_smoothing: float = 0.1
-    """Share of a support's label spread over all classes."""
+    """Share of a support's label that is spread over all classes."""
     label_ratio: float = 5.0
-    """Weight r of the labelled batch as a whole against the unlabelled one."""
+    """Weight r of the labeled batch as a whole against the unlabeled one."""
     prior_temperature: float | Literal["auto"] = 0.1
     """Of the in-domain prior, or 'auto': from the distances among the supports themselves."""
     typical_prior: float = 0.7
-    """With 'auto': the prior that a labelled image gets from its nearest fellow of the class."""
+    """With 'auto': the prior that a labeled image gets from its nearest fellow of the class."""
     reweight_power: float = 1.0
     """Power k of the in-domain posterior that weighs the loss."""
     reweight_entropy: bool = False
@@ -41,7 +52,7 @@ class RoPAWS:
     self_vote: bool = False
     """Let a sample vote for itself, as the paper's formula does and its released code does not."""
     semi_supervised_density: bool = True
-    """Let unlabelled samples vote for one another."""
+    """Let unlabeled samples vote for one another."""
     in_domain_prior: bool = True
     """Expect a sample far from every label to be out-of-class."""
     reweighting: bool = True
@@ -50,8 +61,6 @@ class RoPAWS:
     """Closed form, or label propagation until it hardly moves: faster where a batch is large."""
     tolerance: float = 1e-4
     """With 'iterative': stop when no probability moves by more; the last movement is logged as residual."""
-
-    needs_unlabeled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
@@ -62,12 +71,20 @@ class RoPAWS:
         if not 0 <= self.reweight_power < math.inf:
             raise ValueError(f"method.reweight_power must be at least 0, got {self.reweight_power}")
 
-    def step(self, model: Network, views: Views, support: Support) -> Losses:
-        supports, first, second, *crops = model([support.images, views.first, views.second, *views.crops])
-        known = gather_support(supports, support, self.label_smoothing)
+    def views(self, augment: AugmentConfig) -> Mapping[str, View]:
+        return augment.multi_crop()
+
+    def build(self, encoder: Encoder, *, classes: int, pool: int) -> nn.Module:
+        """The encoder with one more running statistic, NaN until it was measured once."""
+        encoder.register_buffer(GAP, torch.tensor(math.nan))
+        return encoder
+
+    def step(self, model: nn.Module, batch: Batch) -> Losses:
+        supports, first, second, *crops = model([batch.labeled.images, *batch.views.values()])
+        known = gather_support(supports, batch.labeled, self.label_smoothing)
         anchors = anchor_predictions([first, second, *crops], known.z, known.labels, self.temperature)
         with torch.no_grad():
-            prior_temperature = self._prior_temperature(model, known.h, known.labelled)
+            prior_temperature = self._batch_prior_temperature(model, known.h, known.labeled)
             targets = [
                 self.posterior(view.h, known.h, known.labels, prior_temperature) for view in (first, second)
             ]
@@ -140,26 +157,38 @@ class RoPAWS:
         )
         return eq.complete_posterior(mass), residual
 
-    def _prior_temperature(self, model: Network, embeddings: Tensor, support: Support) -> float | None:
+    def kernel(self, support: LabeledEmbeddings) -> Kernel:
+        """As in training; a prior that is 'auto' fits the labeled images."""
+        prior = (
+            self.in_domain_temperature(support)
+            if self.prior_temperature == "auto"
+            else self.prior_temperature
+        )
+        return Kernel(
+            temperature=self.temperature,
+            prior_temperature=prior if self.in_domain_prior else None,
+            label_ratio=self.label_ratio,
+            self_vote=self.self_vote,
+        )
+
+    def in_domain_temperature(self, support: LabeledEmbeddings) -> float:
+        return fitted_prior_temperature(support.nearest_same_class, self.typical_prior)
+
+    def _batch_prior_temperature(
+        self, model: nn.Module, embeddings: Tensor, support: Support
+    ) -> float | None:
         """The number set, or with 'auto' the one that fits the supports; None without prior."""
         if not self.in_domain_prior:
             return None
         if self.prior_temperature != "auto":
             return self.prior_temperature
-        update_support_gap(model, nearest_gap(embeddings, support))
-        return auto_prior_temperature(float(model.support_gap), self.typical_prior)
+        gap = model.get_buffer(GAP)
+        update_running_gap(gap, nearest_gap(embeddings, support))
+        return auto_prior_temperature(float(gap), self.typical_prior)
 
 
-def update_support_gap(model: Network, gap: Tensor) -> None:
-    """Exponential moving average; the first value counts in full, a missing one not at all."""
-    gap = gap.to(model.support_gap.dtype)
-    known, new = model.support_gap.isfinite(), gap.isfinite()
-    average = torch.where(known, torch.lerp(gap, model.support_gap, GAP_MOMENTUM), gap)
-    model.support_gap.copy_(torch.where(new, average, model.support_gap))
-
-
-def auto_prior_temperature(gap: float, typical_prior: float) -> float:
-    """Solve exp(-gap / t) = typical_prior for t; t = 0.1, the paper's, while no gap is known."""
-    if not math.isfinite(gap):
-        return 0.1
-    return max(LEAST_PRIOR_TEMPERATURE, gap / -math.log(typical_prior))
+def update_running_gap(average: Tensor, gap: Tensor) -> None:
+    """Exponential moving average, in place; the first value counts in full, a missing one not at all."""
+    gap = gap.to(average.dtype)
+    smoothed = torch.where(average.isfinite(), torch.lerp(gap, average, GAP_MOMENTUM), gap)
+    average.copy_(torch.where(gap.isfinite(), smoothed, average))

@@ -1,37 +1,39 @@
-"""The same network and classifier on the labelled images alone: what unlabelled data must beat."""
+"""The supervised baseline: the same network and classifier on the labeled images alone."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
+from torch import nn
 
 from ropaws import equations as eq
-from ropaws.batch import Losses, Support, Views
-from ropaws.methods.protocol import Network, check_positive, check_share
-from ropaws.methods.supports import gather_support, may_vote
+from ropaws.batch import Batch, Losses
+from ropaws.methods.method import Method, check_positive, check_share
+from ropaws.methods.propagation import Kernel
+from ropaws.methods.soft_nn import LabeledEmbeddings, gather_support, may_vote
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervised:
-    """Labelled images only: each is classified by its soft nearest neighbours among the others."""
+class Supervised(Method):
+    """Labeled images only: each is classified by its soft nearest neighbors among the others."""
 
     temperature: float = 0.1
     """Of the similarity kernel."""
     label_smoothing: float = 0.1
-    """Share of a support's label spread over all classes."""
-
-    needs_unlabeled: ClassVar[bool] = False
+    """Share of a support's label that is spread over all classes."""
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature")
         check_share(self, "label_smoothing")
 
-    def step(self, model: Network, views: Views, support: Support) -> Losses:
-        (supports,) = model([support.images])
-        known = gather_support(supports, support, self.label_smoothing)
-        # Of all processes in every one of them: there are few labelled images.
+    def step(self, model: nn.Module, batch: Batch) -> Losses:
+        (supports,) = model([batch.labeled.images])
+        known = gather_support(supports, batch.labeled, self.label_smoothing)
+        # Of all processes in every one of them: there are few labeled images.
         votes = (eq.cosine(known.z, known.z) / self.temperature).masked_fill(
-            ~may_vote(known.labelled), -torch.inf
+            ~may_vote(known.labeled), -torch.inf
         )
         loss = eq.cross_entropy(known.labels, votes.softmax(dim=1) @ known.labels).mean()
         return Losses(loss, {"cross_entropy": loss.detach()})
+
+    def kernel(self, support: LabeledEmbeddings) -> Kernel:
+        return Kernel(temperature=self.temperature, prior_temperature=self.in_domain_temperature(support))

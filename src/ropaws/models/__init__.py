@@ -1,7 +1,7 @@
 """Networks, and the settings that choose one."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ropaws.models.heads import prediction_head, projection_head
 from ropaws.models.resnet import resnet18, resnet50
 from ropaws.models.small_convnet import SmallConvNet
 from ropaws.models.timm_backbone import TIMM, TimmBackbone, check_timm_name
-from ropaws.models.weights import fit_weights, init_backbone, read_weights
+from ropaws.models.weights import fit_weights, init_backbone, init_projection, read_weights
 from ropaws.models.wide_resnet import WideResNet
 from ropaws.naming import nearest
 
@@ -24,10 +24,11 @@ __all__ = [
     "build_encoder",
     "check_model",
     "load_init",
-    "recognise_backbone",
+    "recognize_backbone",
 ]
 
 PRETRAINED = Path("pretrained")
+MOST_DEPTH, MOST_WIDTH, MOST_DIMS = 1000, 256, 1 << 16  # beyond these no memory suffices
 
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
@@ -55,8 +56,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("projection_hidden", "projection_dims", "prediction_hidden"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"model.{name} must be at least 1, got {value}")
+            if value is not None and not 1 <= value <= MOST_DIMS:
+                raise ValueError(f"model.{name} must be from 1 to {MOST_DIMS}, got {value}")
         if self.init == PRETRAINED and not self.backbone.startswith(TIMM):
             raise ValueError(f"model.init={PRETRAINED} goes with a timm: backbone, got {self.backbone}")
         if not self.backbone.startswith(TIMM):  # timm is slow to load; it is asked when the network is built
@@ -70,11 +71,18 @@ def backbone_builder(name: str) -> Callable[[int], nn.Module]:
     if name.startswith(TIMM):
         check_timm_name(name.removeprefix(TIMM))
         return lambda channels: TimmBackbone(name.removeprefix(TIMM), channels)
-    if match := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
+    if match := re.fullmatch(r"wrn-(\d{1,9})-(\d{1,9})", name):
         depth, width = map(int, match.groups())
+        if depth > MOST_DEPTH or width > MOST_WIDTH:
+            raise ValueError(
+                f"model.backbone: a WRN has a depth of at most {MOST_DEPTH} and a width of at most"
+                f" {MOST_WIDTH}, got {name}"
+            )
         return lambda channels: WideResNet(depth, width, channels)
-    if match := re.fullmatch(r"small-([1-9]\d*)", name):
+    if match := re.fullmatch(r"small-([1-9]\d{0,8})", name):
         first = int(match[1])
+        if first > MOST_WIDTH:
+            raise ValueError(f"model.backbone: small-WIDTH has a width of at most {MOST_WIDTH}, got {first}")
         if first < 8:  # torch 2.13 corrupts memory in the backward pass of channels-last convolutions of 4
             raise ValueError(f"model.backbone: small-WIDTH has a width of at least 8, got {first}")
         return lambda channels: SmallConvNet((first, 2 * first, 4 * first), channels)
@@ -96,8 +104,20 @@ def build_encoder(config: ModelConfig, *, channels: int, autocast: torch.dtype |
     return encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def load_init(encoder: Encoder, config: ModelConfig, *, channels: int) -> list[str]:
-    """Start the backbone from the weights that the settings name; what was left out of the file."""
+def load_init(
+    encoder: Encoder, config: ModelConfig, parts: Sequence[str] = ("backbone",), *, channels: int
+) -> list[str]:
+    """Start parts of the encoder from the weights that the settings name.
+
+    Args:
+        encoder: The network to start.
+        config: Its settings; config.init is a weight file, or "pretrained".
+        parts: "backbone", and "projection" where the file has a projection head (another run's).
+        channels: Of the images.
+
+    Returns:
+        The names in the file that were left out.
+    """
     if config.init is None:
         return []
     if config.init == PRETRAINED:
@@ -106,7 +126,8 @@ def load_init(encoder: Encoder, config: ModelConfig, *, channels: int) -> list[s
         return []
     backbone = encoder.backbone
     target = backbone.body if isinstance(backbone, TimmBackbone) else backbone
-    return init_backbone(target, config.init, config.backbone)
+    left = init_backbone(target, config.init, config.backbone)
+    return init_projection(encoder.projection, config.init, left) if "projection" in parts else left
 
 
 def check_model(config: ModelConfig) -> None:
@@ -116,7 +137,7 @@ def check_model(config: ModelConfig) -> None:
         read_weights(config.init)
 
 
-def recognise_backbone(path: Path) -> str:
+def recognize_backbone(path: Path) -> str:
     """Which of our backbones a weight file fits."""
     if path == PRETRAINED:
         raise ValueError("--init pretrained takes the weights that timm has; name a --backbone timm:NAME")

@@ -1,6 +1,5 @@
 """Backbone, projection and prediction in one module: images in, unit embeddings h and z out."""
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,13 +10,7 @@ from ropaws.batch import Embeddings
 
 
 class Encoder(nn.Module):
-    """The trained network. Computes in half precision where asked, and always answers in float32.
-
-    support_gap is a running statistic of the embedding, as batch norm's are: the smoothed distance
-    1 - cos of a labelled image to the nearest other one of its class. NaN until it was seen once.
-    """
-
-    support_gap: Tensor
+    """The trained network. Computes in half precision where asked, and always answers in float32."""
 
     def __init__(
         self,
@@ -32,7 +25,6 @@ class Encoder(nn.Module):
         self.projection = projection
         self.prediction = prediction  # nn.Identity: z is h
         self.autocast = autocast
-        self.register_buffer("support_gap", torch.tensor(math.nan))
 
     def forward(self, batches: Sequence[Tensor]) -> list[Embeddings]:
         """Embed batches of crops; batches of one size go through the network as one.
@@ -51,13 +43,27 @@ class Encoder(nn.Module):
             embedded.update({i: Embeddings(h, z) for i, (h, z) in zip(indices, parts, strict=True)})
         return [embedded[i] for i in range(len(batches))]
 
+    def features(self, images: Tensor) -> Tensor:
+        """What the backbone says of images, for methods with heads of their own.   ->  (n, feature_dims)"""
+        with self._precision(images):
+            features = self.backbone(images.contiguous(memory_format=torch.channels_last))
+        return _widen(features)
+
+    @property
+    def feature_dims(self) -> int:
+        """Dimensions of the backbone's features."""
+        return int(self.backbone.features)  # type: ignore[arg-type]
+
     def _embed(self, images: Tensor) -> Embeddings:
         images = images.contiguous(memory_format=torch.channels_last)
-        half = self.autocast or torch.bfloat16
-        with torch.autocast(images.device.type, dtype=half, enabled=self.autocast is not None):
+        with self._precision(images):
             h = self.projection(self.backbone(images))
             z = self.prediction(h)
         return Embeddings(F.normalize(_widen(h), dim=1), F.normalize(_widen(z), dim=1))
+
+    def _precision(self, images: Tensor) -> torch.autocast:
+        half = self.autocast or torch.bfloat16
+        return torch.autocast(images.device.type, dtype=half, enabled=self.autocast is not None)
 
 
 def _widen(values: Tensor) -> Tensor:

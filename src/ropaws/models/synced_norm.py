@@ -23,7 +23,7 @@ class SyncedBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or place().size == 1:
             return super().forward(input)
-        out, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        out, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         self._remember(mean, variance * count / (count - 1))
         result: Tensor = out
         return result
@@ -38,7 +38,7 @@ class SyncedBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """One exchange each way: moments forward, two sums backward."""
 
     @staticmethod
@@ -74,8 +74,8 @@ def _others(x: Tensor) -> list[int]:
     return [d for d in range(x.ndim) if d != 1]
 
 
-def synchronise_norms(module: nn.Module, device: torch.device) -> nn.Module:
-    """The module with every batch norm synchronised: torch's own on CUDA, ours elsewhere."""
+def synchronize_norms(module: nn.Module, device: torch.device) -> nn.Module:
+    """The module with every batch norm synchronized: torch's own on CUDA, ours elsewhere."""
     if place().size == 1:
         return module
     if device.type == "cuda":

@@ -18,6 +18,7 @@ PREFIXES = (
     "encoder.",
     "model.",
     "module.encoder.",
+    "encoder.backbone.",
 )
 WRAPPERS = ("state_dict", "model", "model_state_dict", "encoder")  # dictionaries around the weights
 SHOWN = 3
@@ -90,3 +91,23 @@ def init_backbone(backbone: nn.Module, path: Path, name: str) -> list[str]:
         raise ValueError(f"model.init: {path} does not fit backbone {name}: {error}") from None
     backbone.load_state_dict(fitting, strict=False)
     return left
+
+
+def init_projection(projection: nn.Module, path: Path, left: list[str]) -> list[str]:
+    """Load the projection head of another run, if the file has one; the names that are left out then.
+
+    left: names in the file that are not the backbone's
+    """
+    wanted = projection.state_dict()
+    prefix = next((p for p in ("projection.", "encoder.projection.") if f"{p}0.weight" in left), None)
+    if prefix is None:
+        return left
+    weights = {k.removeprefix(prefix): v for k, v in read_weights(path).items() if k.startswith(prefix)}
+    misfits = [n for n, v in wanted.items() if n not in weights or weights[n].shape != v.shape]
+    if misfits:
+        raise ValueError(
+            f"model.init: the projection head of {path} has another shape ({misfits[0]}); set"
+            " --model.projection-hidden and --model.projection-dims as that run has them"
+        )
+    projection.load_state_dict({name: weights[name] for name in wanted})
+    return [name for name in left if not name.startswith(prefix)]

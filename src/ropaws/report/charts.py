@@ -1,4 +1,4 @@
-"""Small charts as SVG, in the colours of the page; every bar and line says its value on hover."""
+"""Small charts as SVG, in the colors of the page; every bar and line says its value on hover."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,13 +7,13 @@ from ropaws.report.page import esc
 WIDTH, HEIGHT = 420, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 34
 LINES = ("var(--one)", "var(--two)", "var(--three)", "var(--four)", "var(--five)", "var(--six)")
-# Okabe and Ito's colours, which colour-blind readers can tell apart; black is for out-of-class.
+# Okabe and Ito's colors, which color-blind readers can tell apart; black is for out-of-class.
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#B8A800")
 OUT = "#000000"
 
 
 def class_color(number: int) -> str:
-    """Of a class; beyond the first ones around the colour wheel by the golden angle."""
+    """Of a class; beyond the first ones around the color wheel by the golden angle."""
     if number < 0:
         return OUT
     return COLORS[number] if number < len(COLORS) else f"hsl({number * 137.5 % 360:.0f} 65% 45%)"

@@ -9,14 +9,11 @@ from typing import Any
 
 from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.tables import COLUMNS, mean_and_deviation
+from ropaws.runs.layout import WITHOUT_EFFECT
 
 SEED = "train.seed"
-# Where and how fast, not what: runs that differ in these alone are repetitions.
-INDIFFERENT = {
-    SEED, "train.device", "train.precision", "train.checkpoint_every", "train.keep_every", "train.compile",
-    "train.log", "data.workers", "data.cache", "data.cache_gb", "data.memory_gb", "data.download",
-    "data.root", "data.split",
-}  # fmt: skip
+# Runs that differ in these alone are repetitions.
+INDIFFERENT = {SEED, "data.split", *WITHOUT_EFFECT}
 MEASURES = {**COLUMNS, "fpr95": "FPR95"}
 
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; black is for out-of-class.
+# Okabe and Ito's colors, which color-blind readers can tell apart; black is for out-of-class.
 COLORS = ("#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#0072B2", "#F0E442")
 
 
@@ -18,7 +18,7 @@ def draw_embeddings(
     class_names: Sequence[str],
     path: Path,
 ) -> None:
-    """One scatter plot a method, side by side: classes in colour, out-of-class points in black.
+    """One scatter plot a method, side by side: classes in color, out-of-class points in black.
 
     panels: title -> points (n, 2); truth (n,) class, or -1 for out-of-class
     """

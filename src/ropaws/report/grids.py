@@ -8,12 +8,12 @@ from ropaws.report.page import esc
 from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.verdict import no_better_than_chance
 
-SHOWN_DOUBTS = 24
+SHOWN_ERRORS = 24
 SCATTER = 640
 NAME = 60  # characters of a file name, from its end
 
 
-def _picture(files: RunFiles, key: str, label: str) -> str:
+def _image(files: RunFiles, key: str, label: str) -> str:
     uri = files.thumbnail(key)
     if uri is None:
         return f'<img alt="{esc(label)} (no thumbnail)" src="data:,">'
@@ -22,12 +22,12 @@ def _picture(files: RunFiles, key: str, label: str) -> str:
 
 
 def _tile(files: RunFiles, key: str, label: str, words: str) -> str:
-    return f'<div class="tile">{_picture(files, key, label)}{words}</div>'
+    return f'<div class="tile">{_image(files, key, label)}{words}</div>'
 
 
 def projection(files: RunFiles) -> str:
     """A map of the embedding; hovering or tapping a point shows its image."""
-    found = files.pictures["projection"]
+    found = files.gallery["projection"]
     if found is None:
         raise MissingError("there are too few images for a t-SNE")
     names = files.class_names
@@ -58,9 +58,9 @@ def projection(files: RunFiles) -> str:
         "lines": [_lines(found, names, i) for i in range(len(xs))],
     }
     what = (
-        "Test images; the colour is the true class."
+        "Test images; the color is the true class."
         if found["of"] == "test"
-        else "Unlabelled images; the colour is the class that they look like."
+        else "Unlabeled images; the color is the class that they look like."
     )
     payload = json.dumps(tips).replace("<", "\\u003c")  # nothing inside can end the script element
     return (
@@ -86,19 +86,19 @@ def _lines(found: dict[str, Any], names: list[str], i: int) -> list[str]:
 
 def confident(files: RunFiles) -> str:
     rows = ""
-    for item in files.pictures["confident"]:
+    for item in files.gallery["confident"]:
         tiles = "".join(
             _tile(files, image["key"], image["name"], f"{image['confidence']:.0%}")
             for image in item["images"]
         )
         shown = tiles or '<span class="dim">none</span>'
         rows += f'<h3>{esc(item["class"])}</h3><div class="grid">{shown}</div>'
-    return f"<p>Unlabelled images that most surely belong to each class, with the confidence.</p>{rows}"
+    return f"<p>Unlabeled images that most surely belong to each class, with the confidence.</p>{rows}"
 
 
 def neighbors(files: RunFiles) -> str:
     parts = {"in-class": "", "out-of-class": ""}
-    for query in files.pictures["neighbors"]:
+    for query in files.gallery["neighbors"]:
         truth = query["truth"] or query["kind"]
         first = _tile(files, query["key"], truth, f"{esc(truth)}<br>in-domain {query['in_domain']:.0%}")
         others = "".join(
@@ -110,44 +110,44 @@ def neighbors(files: RunFiles) -> str:
     if not shown:
         raise MissingError("there is no image to ask for")
     return (
-        "<p>A query, and the labelled images most similar to it with their cosine similarity. A"
+        "<p>A query, and the labeled images most similar to it with their cosine similarity. A"
         " robust model finds"
         f" look-alikes of out-of-class images too, but at lower similarity.</p>{shown}"
     )
 
 
 def outside(files: RunFiles) -> str:
-    found = files.pictures["outside"]
+    found = files.gallery["outside"]
     if not found:
-        return "<p>No unlabelled image looks out-of-class.</p>"
+        return "<p>No unlabeled image looks out-of-class.</p>"
     tiles = "".join(
         _tile(files, item["key"], item["name"], f"in-domain {item['in_domain']:.1%}") for item in found
     )
-    return f'<p>Unlabelled images farthest from every label.</p><div class="grid">{tiles}</div>'
+    return f'<p>Unlabeled images farthest from every label.</p><div class="grid">{tiles}</div>'
 
 
-def doubts(files: RunFiles) -> str:
-    found = files.found("doubts")
+def label_errors(files: RunFiles) -> str:
+    found = files.found("label_errors")
     if not found:
-        return "<p>No label is contradicted by a majority of its neighbours.</p>"
+        return "<p>No label is contradicted by a majority of its neighbors.</p>"
     if no_better_than_chance(files, files.evaluation.get("leave_one_out", 1.0)):
         return (
-            "<p>The labels predict one another no better than guessing does, so that doubts mean nothing yet:"
+            "<p>The labels predict one another no better than guessing, so suspected errors mean nothing yet:"
             " train longer.</p>"
         )
     items = "".join(
         _item(
             files,
-            doubt["image"],
-            f"<b>{esc(doubt['label'])}</b>, or {esc(doubt['suspected'])}?<br>{doubt['other']:.0%} of"
+            error["image"],
+            f"<b>{esc(error['label'])}</b>, or {esc(error['suspected'])}?<br>{error['other']:.0%} of"
             f" the vote against"
-            f" {doubt['own']:.0%}<br><span class=dim>{esc(doubt['name'][-NAME:])}</span>",
+            f" {error['own']:.0%}<br><span class=dim>{esc(error['name'][-NAME:])}</span>",
         )
-        for doubt in found[:SHOWN_DOUBTS]
+        for error in found[:SHOWN_ERRORS]
     )
-    more = f" The first {SHOWN_DOUBTS} are shown." if len(found) > SHOWN_DOUBTS else ""
+    more = f" The first {SHOWN_ERRORS} are shown." if len(found) > SHOWN_ERRORS else ""
     return (
-        f"<p>{len(found)} labelled images whose neighbours vote for another class, each judged"
+        f"<p>{len(found)} labeled images whose neighbors vote for another class, each judged"
         f" without its own"
         f" label. Look at them: a label may be wrong, or a class hard.{more}</p>"
         f'<div class="list">{items}</div>'
@@ -157,7 +157,7 @@ def doubts(files: RunFiles) -> str:
 def suggestions(files: RunFiles) -> str:
     found = files.found("suggestions")
     if not found:
-        return "<p>There is no unlabelled image to label.</p>"
+        return "<p>There is no unlabeled image to label.</p>"
     items = "".join(
         _item(
             files,
@@ -175,4 +175,4 @@ def suggestions(files: RunFiles) -> str:
 
 
 def _item(files: RunFiles, image: int, words: str) -> str:
-    return f'<div class="item">{_picture(files, f"train/{image}", str(image))}<div>{words}</div></div>'
+    return f'<div class="item">{_image(files, f"train/{image}", str(image))}<div>{words}</div></div>'

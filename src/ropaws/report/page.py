@@ -5,6 +5,8 @@ import importlib.resources
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ropaws.runs.atomic import write_text
+
 
 def esc(text: object) -> str:
     """Text of any origin as HTML: a class called <script> shows as text."""
@@ -33,9 +35,7 @@ def page(title: str, body: str, *, script: bool = False) -> str:
 
 def write_page(path: Path, text: str) -> None:
     """Whole or not at all. File names need not be UTF-8; a page is."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8", errors="replace")
-    temporary.replace(path)
+    write_text(path, text, errors="replace")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, own: int | None = None) -> str:

@@ -5,6 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ropaws.runs.layout import CONFIG, DATA, EVALUATION, GALLERY, METRICS, SUPERVISED
+
 
 class MissingError(Exception):
     """A part of a run folder that a section needs is not there; says what to do about it."""
@@ -15,36 +17,44 @@ class RunFiles:
 
     def __init__(self, run: Path, baseline: Path | None = None) -> None:
         self.run = run
-        # Training on the labels alone: a run named, or the one that `evaluate --only supervised` makes.
-        self.baseline = baseline or run / "supervised"
+        # The supervised baseline: a run named, or the one that `evaluate --only supervised` makes.
+        self.baseline = baseline or run / SUPERVISED
 
     def read(self, name: str) -> dict[str, Any]:
         return _read_object(self.run / name, self.run)
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
-        return self.read("evaluation.json")
+        return self.read(EVALUATION)
 
     @cached_property
-    def pictures(self) -> dict[str, Any]:
-        return self.read("pictures.json")
+    def gallery(self) -> dict[str, Any]:
+        return self.read(GALLERY)
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return self.read("config.json")
+        return self.read(CONFIG)
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        return self.read("data.json")
+        return self.read(DATA)
 
     @cached_property
     def class_names(self) -> list[str]:
         return [str(name) for name in self.data["class_names"]]
 
+    @property
+    def method_name(self) -> str | None:
+        """None where it cannot be read."""
+        try:
+            return str(self.config["method"]["name"])
+        except (MissingError, KeyError, TypeError):
+            return None
+
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """The lines that can be read; a crash may have left the last one cut off."""
-        path = self.run / "metrics.jsonl"
+        path = self.run / METRICS
         try:
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -63,9 +73,9 @@ class RunFiles:
 
     @cached_property
     def supervised(self) -> dict[str, Any] | None:
-        """Figures of training on the labels alone; None if there was no such run."""
+        """Figures of the supervised baseline; None if there was no such run."""
         try:
-            return _read_object(self.baseline / "evaluation.json", self.baseline)
+            return _read_object(self.baseline / EVALUATION, self.baseline)
         except MissingError:
             return None
 
@@ -81,7 +91,7 @@ class RunFiles:
 
     def thumbnail(self, key: str) -> str | None:
         try:
-            uri = self.pictures["thumbnails"].get(key)
+            uri = self.gallery["thumbnails"].get(key)
         except (MissingError, KeyError, AttributeError):
             return None
         return uri if isinstance(uri, str) and uri.startswith("data:image/") else None
@@ -91,7 +101,7 @@ def _read_object(path: Path, run: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        made = path.name in ("evaluation.json", "pictures.json")
+        made = path.name in (EVALUATION, GALLERY)
         remedy = f"`ropaws evaluate {run}` writes one" if made else "it is written by training: restore it"
         raise MissingError(f"there is no {path.name}; {remedy}") from None
     except (OSError, ValueError, RecursionError) as error:

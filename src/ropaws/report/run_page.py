@@ -9,17 +9,17 @@ from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.verdict import verdict
 
 SECTIONS: dict[str, Callable[[RunFiles], str]] = {
-    "Against simpler ways": sections.comparison,
-    "The pile": sections.pile,
+    "Against simpler classifiers": sections.comparison,
+    "The pool": sections.pool,
     "Confidence, in-class and out-of-class": sections.confidence,
     "Calibration": sections.calibration,
     "The embedding": grids.projection,
     "Label propagation, step by step": sections.propagation,
     "Which class is taken for which": sections.confusion,
     "Most confident of each class": grids.confident,
-    "Nearest labelled images": grids.neighbors,
+    "Nearest labeled images": grids.neighbors,
     "Most out-of-class": grids.outside,
-    "Doubtful labels": grids.doubts,
+    "Suspected label errors": grids.label_errors,
     "What to label next": grids.suggestions,
     "Training": sections.curves,
     "Settings": sections.settings,

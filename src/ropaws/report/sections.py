@@ -21,8 +21,8 @@ def key_figures(files: RunFiles) -> str:
         ("confidence_in", evaluation.get("confidence_in"), "mean confidence in-class"),
         ("confidence_out", evaluation.get("confidence_out"), "mean confidence out-of-class"),
         ("leave_one_out", evaluation.get("leave_one_out"), "labels that the other labels agree with"),
-        ("out_of_class", pool.get("out_of_class"), "of the pile looks out-of-class"),
-        ("pseudo", pool.get("accuracy"), "pseudo-labels right on the pile"),
+        ("out_of_class", pool.get("out_of_class"), "of the pool looks out-of-class"),
+        ("pseudo", pool.get("accuracy"), "pseudo-labels right on the pool"),
     ]
     shown = [(value, words) for _, value, words in cards if value is not None]
     if not shown:
@@ -35,10 +35,10 @@ def key_figures(files: RunFiles) -> str:
 
 
 def comparison(files: RunFiles) -> str:
-    """This run against simpler ways: labels alone, and other classifiers on its embedding."""
+    """This run against the supervised baseline, and other classifiers on its embedding."""
     evaluation = files.evaluation
     own = files.found("accuracy")
-    rows: list[tuple[str, float]] = [("this run, soft nearest neighbours", own)]
+    rows: list[tuple[str, float]] = [("this run, soft nearest neighbors", own)]
     fixed = [row for row in evaluation.get("propagation", []) if row["iterations"] is None]
     rows += [("this run, with label propagation among the test images", row["accuracy"]) for row in fixed]
     names = {
@@ -57,11 +57,16 @@ def comparison(files: RunFiles) -> str:
         except (MissingError, KeyError):
             continue
     if files.supervised and "accuracy" in files.supervised:
-        rows.append(("labels alone, the same network and steps", files.supervised["accuracy"]))
+        rows.append(
+            (
+                "supervised baseline: the same network and steps, labeled images alone",
+                files.supervised["accuracy"],
+            )
+        )
     hint = ""
     if files.supervised is None and not is_supervised(files):
         hint = (
-            '<p class="dim">What training on the labels alone gives is not known yet:'
+            '<p class="dim">The supervised baseline was not trained yet:'
             f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> finds out.</p>"
         )
     shown = [[name, percent(value), _gain(value, own)] for name, value in rows]
@@ -72,7 +77,7 @@ def _gain(value: Any, own: float) -> str:
     return "" if value == own else f"{100 * (value - own):+.1f}"
 
 
-def pile(files: RunFiles) -> str:
+def pool(files: RunFiles) -> str:
     pool = files.found("pool")
     seen = f"{pool['seen']:,} of {pool['size']:,}" if pool["seen"] < pool["size"] else f"{pool['size']:,}"
     rows: list[Sequence[object]] = [[name, f"{count:,}"] for name, count in pool["classes"].items()]
@@ -82,19 +87,19 @@ def pile(files: RunFiles) -> str:
         known = (
             f"<p>The true class of {pool['known']:,} of them is known (for research; training did not"
             f" see it):"
-            f" {percent(pool['accuracy'])} % get the right label from the labelled images,"
-            f" {percent(pool['accuracy_propagated'])} % when unlabelled images vote too."
+            f" {percent(pool['accuracy'])} % get the right label from the labeled images,"
+            f" {percent(pool['accuracy_propagated'])} % when unlabeled images vote too."
         )
         if "auroc" in pool:
             known += f" In- and out-of-class are told apart with an AUROC of {percent(pool['auroc'])} %."
         known += "</p>"
     chart = histogram(
-        {"unlabelled images": pool["in_domain"]}, x_label="in-domain probability", threshold=pool["threshold"]
+        {"unlabeled images": pool["in_domain"]}, x_label="in-domain probability", threshold=pool["threshold"]
     )
     return (
-        f"<p>{seen} unlabelled images. Those left of the threshold lie farther from every label than"
+        f"<p>{seen} unlabeled images. Those left of the threshold lie farther from every label than"
         f" nearly all"
-        " labelled images lie from their own kind, and are taken for out-of-class.</p>"
+        " labeled images lie from their own kind, and are taken for out-of-class.</p>"
         f'{known}<div class="columns"><div>{table(["looks like", "images"], rows)}</div>'
         f"<figure>{chart}</figure></div>"
     )
@@ -149,7 +154,7 @@ def propagation(files: RunFiles) -> str:
     text = (
         "<p>Test images vote for one another, step by step up to the fixed point of Eq. (12); all in"
         " percent. The"
-        " first row uses the labelled images alone.</p>"
+        " first row uses the labeled images alone.</p>"
     )
     return text + table(head, rows) + _over_training(files)
 
@@ -185,7 +190,7 @@ def confusion(files: RunFiles) -> str:
     ranked = sorted(accuracies.items(), key=lambda item: 2.0 if item[1] is None else item[1])
     per_class = table(["class", "accuracy, %"], [[name, percent(value)] for name, value in ranked[:40]])
     if len(names) > 30:
-        return f"<p>The classes that are recognised least:</p>{per_class}"
+        return f"<p>The classes that are recognized least:</p>{per_class}"
     head = "".join(f"<th>{esc(name)}</th>" for name in names)
     body = ""
     for name, counts in zip(names, matrix, strict=True):
@@ -220,7 +225,7 @@ def curves(files: RunFiles) -> str:
 
 
 def _thinned(metrics: list[dict[str, float]], name: str) -> list[tuple[float, float]]:
-    """Means of neighbouring steps, so that a long run draws no more than a few hundred points."""
+    """Means of neighboring steps, so that a long run draws no more than a few hundred points."""
     rows = [(row["step"], row[name]) for row in metrics if isinstance(row.get(name), int | float)]
     size = -(-len(rows) // POINTS) or 1
     groups = [rows[start : start + size] for start in range(0, len(rows), size)]
@@ -242,7 +247,7 @@ def data(files: RunFiles) -> str:
         counts[name] = counts.get(name, 0) + 1
     pairs: list[tuple[str, object]] = [
         ("classes", len(files.class_names)),
-        ("labelled images", len(labeled["labels"])),
+        ("labeled images", len(labeled["labels"])),
         ("labels a class", counts),
         ("digest of the training images", files.data["digest"]),
     ]

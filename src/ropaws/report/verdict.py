@@ -9,8 +9,8 @@ TOLD_APART = 0.6  # AUROC below which a share of out-of-class images means littl
 
 
 def verdict(files: RunFiles) -> str:
-    """Plain text: accuracy and what the unlabelled images brought, and what the pile looks like."""
-    sentences = [_accuracy_sentence(files), _pile_sentence(files)]
+    """Plain text: accuracy and what the unlabeled images brought, and what the pool looks like."""
+    sentences = [_accuracy_sentence(files), _pool_sentence(files)]
     told = [sentence for sentence in sentences if sentence]
     return " ".join(told) or "This run has not been evaluated yet."
 
@@ -27,7 +27,7 @@ def _accuracy_sentence(files: RunFiles) -> str:
             return ""
         return (
             "There are no test images, so the accuracy is not known;"
-            f" {left_out:.0%} of the labelled images get their label from the others"
+            f" {left_out:.0%} of the labeled images get their label from the others"
             f"{_worth(files, left_out)}."
         )
     alone = (files.supervised or {}).get("accuracy")
@@ -35,10 +35,10 @@ def _accuracy_sentence(files: RunFiles) -> str:
         return f"The accuracy on unseen test images is {accuracy:.1%}."
     change = accuracy - alone
     if abs(change) <= _standard_error(accuracy, alone, evaluation):
-        both = f"{alone:.1%} from the labels alone, {accuracy:.1%} with it{_tested(evaluation)}"
-        return f"Unlabelled data changed the accuracy by no more than chance can: {both}."
+        both = f"{alone:.1%} by the supervised baseline, {accuracy:.1%} with it{_tested(evaluation)}"
+        return f"Unlabeled data changed the accuracy by no more than chance can: {both}."
     verb = "raised" if change > 0 else "lowered"
-    return f"Unlabelled data {verb} the accuracy from {alone:.1%} to {accuracy:.1%}."
+    return f"Unlabeled data {verb} the accuracy from {alone:.1%} to {accuracy:.1%}."
 
 
 def no_better_than_chance(files: RunFiles, left_out: float) -> bool:
@@ -54,10 +54,7 @@ def _worth(files: RunFiles, left_out: float) -> str:
 
 
 def is_supervised(files: RunFiles) -> bool:
-    try:
-        return bool(files.config["method"]["name"] == "supervised")
-    except (MissingError, KeyError, TypeError):
-        return False
+    return files.method_name == "supervised"
 
 
 def _test_images(evaluation: dict[str, Any]) -> int:
@@ -77,11 +74,11 @@ def _standard_error(first: float, second: float, evaluation: dict[str, Any]) -> 
     return math.sqrt((first * (1 - first) + second * (1 - second)) / images) if images else 0.0
 
 
-def _pile_sentence(files: RunFiles) -> str:
+def _pool_sentence(files: RunFiles) -> str:
     try:
         pool = files.found("pool")
         truly = pool.get("truly_out_of_class")
-        sentence = f"{pool['out_of_class']:.0%} of the pile looks out-of-class"
+        sentence = f"{pool['out_of_class']:.0%} of the pool looks out-of-class"
         sentence += f"; {truly:.0%} truly is." if truly is not None else "."
         auroc = files.evaluation.get("auroc")
         if auroc is not None and auroc < TOLD_APART:

@@ -1,8 +1,6 @@
-"""Atomic files: a reader sees the old content or the new one, never a part."""
+"""Checkpoints and weights of a run, checked when they are read."""
 
-import json
-import os
-import pickle
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,56 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ropaws.models import Encoder
+from ropaws.runs.atomic import make_folder, replacing, write_atomically
+from ropaws.runs.layout import CHECKPOINT, MODEL, PREVIOUS_CHECKPOINT, SNAPSHOTS
 
-CHECKPOINT, PREVIOUS, MODEL = "checkpoint.pt", "checkpoint.previous.pt", "model.safetensors"
-SNAPSHOTS = "snapshots"
-
-
-# What torch.load raises on files that are cut off, overwritten or of another kind.
-UNREADABLE = (RuntimeError, KeyError, ValueError, TypeError, EOFError, OSError, pickle.UnpicklingError)
-
-
-def write_atomically(path: Path, write: Callable[[Path], object], *, keep_old: Path | None = None) -> None:
-    """Write to a neighbour, flush it to disk, then rename it over the target.
-
-    keep_old: the place where the target goes, instead of being lost.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode  # as the user's umask has it; some writers make private files
-        write(temporary)
-        temporary.chmod(mode)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        if keep_old is not None and path.exists():
-            path.replace(keep_old)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: object) -> None:
-    # Plain ASCII: file names that are not UTF-8 can be written and come back as they were.
-    text = json.dumps(value, indent=2) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no file at {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); restore it or make it again") from None
+# Every encoder of 0.1.0 had this buffer; now only the models have it whose method needs it.
+FORMER_BUFFERS = ("support_gap",)
 
 
 class Checkpoint(NamedTuple):
-    """All that training needs to go on. Randomness is a function of seed and step, and needs no state."""
+    """All that training needs to resume. Randomness is a function of seed and step, and needs no state."""
 
     model: dict[str, Any]
     optimizer: dict[str, Any]
@@ -74,75 +35,128 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
 
     A failure at any point leaves a whole checkpoint.
     """
-
-    def put(temporary: Path) -> None:
-        torch.save(checkpoint._asdict(), temporary)
-
     path = run / CHECKPOINT
     try:
-        write_atomically(path, put, keep_old=run / PREVIOUS)
+        with replacing(path, keep_old=run / PREVIOUS_CHECKPOINT) as temporary:
+            torch.save(checkpoint._asdict(), temporary)
     except (OSError, RuntimeError) as error:  # torch turns a full disk into a RuntimeError
-        kept = f"the checkpoint before it is kept; `ropaws train --resume {run}` goes on from there"
+        kept = f"the checkpoint before it is kept; `ropaws train --resume {run}` starts from there"
         raise OSError(f"step {checkpoint.next_step} could not be saved to {path} ({error}); {kept}") from None
 
 
 def load_checkpoint(run: Path, device: torch.device, warn: Callable[[str], object]) -> Checkpoint:
     """The last good checkpoint; a damaged one gives way to the one before it, with a warning."""
-    paths = [path for path in (run / CHECKPOINT, run / PREVIOUS) if path.exists()]
+    paths = [path for path in (run / CHECKPOINT, run / PREVIOUS_CHECKPOINT) if path.exists()]
     if not paths:
         raise FileNotFoundError(f"no checkpoint at {run / CHECKPOINT}; train from the start without --resume")
     reasons = []
     for path in paths:
         try:
-            checkpoint = Checkpoint(**torch.load(path, map_location=device, weights_only=True))
-        except UNREADABLE as error:
+            checkpoint = _checked(torch.load(path, map_location=device, weights_only=True))
+        except Exception as error:  # torch raises nearly anything on files that are cut off or overwritten
             reasons.append(f"{path} is damaged ({(str(error) or type(error).__name__).splitlines()[0]})")
             continue
         if reasons:
-            warn(f"Warning: {reasons[0]}; going on from {path}, step {checkpoint.next_step}")
+            warn(f"Warning: {reasons[0]}; resuming from {path}, step {checkpoint.next_step}")
         return checkpoint
     raise ValueError("; ".join(reasons))
 
 
-def restore(checkpoint: Checkpoint, model: Encoder, optimizer: Optimizer, scaler: GradScaler) -> None:
+def _checked(values: Any) -> Checkpoint:
+    """What was read, if it is what a checkpoint must be."""
+    if not isinstance(values, dict) or set(values) != set(Checkpoint._fields):
+        raise ValueError("it does not hold the parts of a checkpoint")
+    checkpoint = Checkpoint(**values)
+    for name in ("model", "optimizer", "scaler", "made_by"):
+        if not isinstance(values[name], dict):
+            raise ValueError(f"{name} is not a dictionary")
+    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in checkpoint.model.items()):
+        raise ValueError("model holds something that is not a tensor")
+    if type(checkpoint.next_step) is not int or checkpoint.next_step < 0:
+        raise ValueError(f"next_step is {checkpoint.next_step!r}")
+    if type(checkpoint.seconds) not in (int, float) or not 0 <= checkpoint.seconds < math.inf:
+        raise ValueError(f"seconds is {checkpoint.seconds!r}")
+    made_by = checkpoint.made_by
+    for name, kind in (("config", dict), ("digest", str), ("split", list)):
+        if not isinstance(made_by.get(name), kind):
+            raise ValueError(f"made_by.{name} is {made_by.get(name)!r}")
+    return checkpoint
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, scaler: GradScaler) -> None:
+    """Put the state of a checkpoint into the parts of a run that were built from its settings."""
+    settings = [_settings(group) for group in optimizer.param_groups]
     try:
-        model.load_state_dict(checkpoint.model)
+        model.load_state_dict(_known(checkpoint.model, model))
         optimizer.load_state_dict(checkpoint.optimizer)
         scaler.load_state_dict(checkpoint.scaler)
-    except (RuntimeError, ValueError, KeyError) as error:
+        if [_settings(group) for group in optimizer.param_groups] != settings:
+            raise ValueError("the optimizer has other settings")
+        for weight, state in optimizer.state.items():
+            for name, value in state.items():
+                if not isinstance(value, Tensor) or value.shape != weight.shape or not value.isfinite().all():
+                    raise ValueError(f"the optimizer's {name} of a weight is damaged")
+        if not weights_are_finite(model):
+            raise ValueError("a weight is not finite")
+    # Whatever a damaged part leads to.
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"the checkpoint does not fit the settings of the run ({reason})") from None
 
 
-def save_model(run: Path, model: Encoder) -> None:
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """Of a group of weights, but for the learning rate, which changes with the step."""
+    return {name: value for name, value in group.items() if name not in ("params", "lr")}
+
+
+def _known(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Without what only the models of earlier versions had."""
+    wanted = model.state_dict()
+    return {name: v for name, v in state.items() if name in wanted or name not in FORMER_BUFFERS}
+
+
+def weights_are_finite(model: nn.Module) -> bool:
+    """A finite loss may have had a gradient that was not; such weights must not become a checkpoint."""
+    return all(bool(value.isfinite().all()) for value in model.parameters())
+
+
+def save_model(run: Path, model: nn.Module) -> None:
     _save_weights(run / MODEL, model)
 
 
-def _save_weights(file: Path, model: Encoder) -> None:
+def _save_weights(file: Path, model: nn.Module) -> None:
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     write_atomically(file, lambda path: save_file(state, path))
 
 
-def save_snapshot(run: Path, model: Encoder, steps: int) -> None:
+def save_snapshot(run: Path, model: nn.Module, steps: int) -> None:
     """The weights after so many steps, kept beside those of the end."""
-    (run / SNAPSHOTS).mkdir(exist_ok=True)
+    make_folder(run / SNAPSHOTS)
     _save_weights(run / SNAPSHOTS / f"step-{steps:07d}.safetensors", model)
 
 
 def snapshots(run: Path) -> dict[int, Path]:
     """Steps -> file, in order."""
     files = (run / SNAPSHOTS).glob("step-*.safetensors")
-    return dict(sorted((int(file.stem.removeprefix("step-")), file) for file in files))
+    numbered = {file.stem.removeprefix("step-"): file for file in files}
+    return dict(sorted((int(number), file) for number, file in numbered.items() if number.isdecimal()))
 
 
-def load_model(run: Path, model: Encoder, path: Path | None = None) -> None:
-    """The weights of the end, or of a snapshot."""
+def load_model(run: Path, model: nn.Module, path: Path | None = None) -> None:
+    """The weights of the end, or of a snapshot.
+
+    Raises:
+        FileNotFoundError: The run is not finished.
+        ValueError: The file is damaged, belongs to another network, or has weights that are not finite.
+    """
     path = path or run / MODEL
     try:
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(_known(load_file(path), model))
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no trained model at {path}; finish it with `ropaws train --resume {run}`"
         ) from None
-    except (RuntimeError, SafetensorError) as error:
+    except (RuntimeError, SafetensorError, OSError) as error:
         raise ValueError(f"{path} cannot be loaded ({str(error).splitlines()[0]})") from None
+    if not weights_are_finite(model):
+        raise ValueError(f"{path} has weights that are not finite; train again")

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ropaws.batch import Losses, Support, Views
+from ropaws.batch import Batch, Losses
+from ropaws.data.loaders import PoolPass
 from ropaws.distributed import all_mean, mean_gradients
 from ropaws.methods import Method
-from ropaws.models import Encoder
 
 
 class TrainingDivergedError(RuntimeError):
@@ -35,23 +36,44 @@ class Taken(NamedTuple):
     data_seconds: float  # of waiting for the batch and augmenting it
 
 
+def no_pass(_step: int) -> PoolPass | None:
+    return None
+
+
 def fit(
-    model: Encoder,
+    model: nn.Module,
     method: Method,
-    batches: Iterable[tuple[int, Views, Support]],
+    batches: Iterable[Batch],
     optimizer: Optimizer,
     learning_rate: Callable[[int], float],
     scaler: GradScaler | None = None,
+    pool_pass: Callable[[int], PoolPass | None] = no_pass,
 ) -> Iterator[Taken]:
-    """Train, a yield a step, after the step was taken. scaler: of the loss, for fp16."""
+    """Train; yields after each step that was taken.
+
+    Args:
+        model: What the method has built, on its device.
+        method: Turns a batch into a loss.
+        batches: One batch per step.
+        optimizer: Of the model's weights; its learning rate is set here.
+        learning_rate: As a function of the step.
+        scaler: Of the loss, for fp16.
+        pool_pass: The pass over the pool that comes before a step, or None.
+    """
     scaler = scaler or GradScaler(enabled=False)
     model.train()
     began = time.perf_counter()
-    for step, views, support in batches:
+    for batch in batches:
+        step = batch.step
         waited = time.perf_counter() - began
+        if (whole_pool := pool_pass(step)) is not None:
+            model.eval()
+            with torch.no_grad():
+                method.before_epoch(model, whole_pool)
+            model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
-        losses = method.step(model, views, support)
+        losses = method.step(model, batch)
         shown = _mean_losses(losses)
         if not torch.isfinite(shown.total):
             what = f"the loss became {float(shown.total)}"
@@ -61,6 +83,8 @@ def fit(
         scaler.step(optimizer)  # leaves a step out whose gradients overflowed in fp16
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            method.after_step(model, batch)
         yield Taken(step, shown, learning_rate(step), waited)
         began = time.perf_counter()
 
@@ -72,6 +96,6 @@ def _mean_losses(losses: Losses) -> Losses:
     return Losses(total, dict(zip(losses.parts, parts, strict=True)))
 
 
-def weights_are_finite(model: Encoder) -> bool:
+def weights_are_finite(model: nn.Module) -> bool:
     """A finite loss may have had a gradient that was not; such weights must not become a checkpoint."""
     return all(bool(value.isfinite().all()) for value in model.parameters())

@@ -1,18 +1,24 @@
-"""LARS: SGD with momentum whose step is scaled to the size of each weight."""
+"""Optimizers and their settings: LARS as in PAWS, SGD as in the FixMatch family and in fine-tuning."""
 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
+from ropaws.training.schedules import fixmatch_cosine, warmup_cosine
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """LARS and its learning rate: linear warm-up, then cosine."""
+    """The optimizer and its learning rate."""
 
+    name: Literal["lars", "sgd"] = "lars"
+    """lars, or sgd with Nesterov momentum."""
+    schedule: Literal["cosine", "fixmatch"] = "cosine"
+    """cosine: linear warm-up, then half a cosine to the end. fixmatch: peak cos(7/16 pi step / steps)."""
     peak: float = 3.2
     """Highest learning rate."""
     start: float = 0.8
@@ -26,7 +32,7 @@ class OptimConfig:
     weight_decay: float = 1e-6
     """Pull of the weights towards zero; biases and norm layers have none."""
     trust: float = 0.001
-    """Size of a step against the size of the weight it changes."""
+    """lars: size of a step against the size of the weight that it changes."""
 
     def __post_init__(self) -> None:
         if not 0 < self.peak < math.inf:
@@ -36,6 +42,33 @@ class OptimConfig:
                 raise ValueError(f"optim.{name} must be at least 0, got {value}")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"optim.momentum must be at least 0 and below 1, got {self.momentum}")
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer of all weights that are trained; biases and norm layers have no weight decay."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if config.name == "lars":
+        return LARS(
+            weights,
+            lr=config.start,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            trust=config.trust,
+        )
+    groups = [
+        {"params": [w for w in weights if w.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD(groups, lr=config.start, momentum=config.momentum, nesterov=config.momentum > 0)
+
+
+def learning_rate(config: OptimConfig, steps: int) -> Callable[[int], float]:
+    """The learning rate as a function of the step."""
+    if config.schedule == "fixmatch":
+        return lambda step: fixmatch_cosine(step, peak=config.peak, total=steps)
+    return lambda step: warmup_cosine(
+        step, peak=config.peak, start=config.start, end=config.end, warmup=config.warmup, total=steps
+    )
 
 
 class LARS(torch.optim.Optimizer):

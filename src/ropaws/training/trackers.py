@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ropaws.training.checkpoint import write_atomically
+from ropaws.runs.atomic import write_text
 
 TrackerName = Literal["tensorboard", "wandb"]
 
@@ -105,7 +105,7 @@ def drop_metrics_from(path: Path, step: int) -> None:
     if path.exists():
         kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
         text = "".join(f"{line}\n" for line in kept)
-        write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_text(path, text)
 
 
 def _step_of(line: str) -> float:

@@ -1,0 +1,405 @@
+"""evaluate(run): the paper's analyses of a trained run, one function per part."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from ropaws.analysis.gallery import draw_gallery
+from ropaws.analysis.suggest import SUGGESTIONS, Suggestion, find_suggestions
+from ropaws.batch import Outputs
+from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
+from ropaws.evaluation.calibration import reliability
+from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
+from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figures
+from ropaws.evaluation.label_errors import suspected_label_errors
+from ropaws.evaluation.ood import detection
+from ropaws.evaluation.sskde import fit_sskde
+from ropaws.methods import Supervised
+from ropaws.methods.propagation import choose_voters, pool_posterior
+from ropaws.naming import nearest
+from ropaws.runs.atomic import read_json, write_json
+from ropaws.runs.facts import model_digest, training_seconds
+from ropaws.runs.layout import CONFIG, EVALUATION, GALLERY, MODEL, SPLIT, SUPERVISED
+from ropaws.runs.outputs import HIDDEN, OUT
+from ropaws.runs.run import POOL, Run
+from ropaws.training.checkpoint import snapshots
+from ropaws.training.train import resume, train
+
+ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point
+ALL_VOTE = 10_000  # test images up to which all of them vote for one another, as in the paper
+MEMORY = 1 << 29  # bytes for votes that are kept between iterations
+SSKDE_POINTS = 4096  # labeled images, and unlabeled ones, that SSKDE looks at: its time is quadratic
+MOST_WORK = 500_000  # labels times classes up to which logistic regression is a matter of minutes
+MATRIX_CLASSES = 100  # up to which the whole confusion matrix is written
+BARS = 20  # of the histograms
+
+
+class PropagationRow(TypedDict, total=False):
+    """Label propagation among the test images after some iterations."""
+
+    iterations: int | None  # 0 is the plain classifier, None the fixed point
+    accuracy: float
+    confidence_in: float
+    confidence_out: float
+
+
+class PoolFigures(TypedDict, total=False):
+    """What the unlabeled images look like; the last group where the truth is known."""
+
+    size: int
+    seen: int
+    threshold: float
+    out_of_class: float
+    confidence: float
+    classes: dict[str, int]
+    in_domain: list[int]
+    known: int
+    accuracy: float
+    accuracy_propagated: float
+    truly_out_of_class: float
+    auroc: float
+    fpr95: float
+    aupr_in: float
+    aupr_out: float
+
+
+class LabelError(TypedDict):
+    """A suspected label error."""
+
+    position: int
+    image: int
+    name: str
+    label: str
+    suspected: str
+    own: float
+    other: float
+
+
+class Evaluation(TypedDict, total=False):
+    """The content of evaluation.json. All figures are fractions.
+
+    A part is missing where it was not asked for, or where the data has no images for it.
+    """
+
+    accuracy: float
+    confidence_in: float
+    confidence_out: float
+    ece: float
+    auroc: float
+    fpr95: float
+    aupr_in: float
+    aupr_out: float
+    seconds: float
+    reliability: list[dict[str, float]]
+    histograms: dict[str, dict[str, list[int]]]
+    threshold: float
+    confusion: list[list[int]]
+    per_class: dict[str, float | None]
+    propagation: list[PropagationRow]
+    over_training: list[dict[str, Any]]
+    baselines: dict[str, float]
+    pool: PoolFigures
+    leave_one_out: float
+    label_errors: list[LabelError]
+    suggestions: list[Suggestion]
+    supervised: dict[str, float]
+
+
+def evaluate(
+    run: Path | str | Run,
+    *,
+    only: Sequence[str] | None = None,
+    pool: int = POOL,
+    device: str | None = None,
+    console: Console | None = None,
+) -> Evaluation:
+    """Analyze a run. The result is written to evaluation.json (and gallery.json) too.
+
+    What the method says of the images is kept in the run folder, so that a later call needs no images.
+
+    Args:
+        run: A run folder.
+        only: Names of PARTS; None for all but those that train. With None, a part that fails is named and
+            left out, as are those that need test images where the data has none.
+        pool: Number of unlabeled images to look at, at most; 0 for all.
+        device: Where to compute; by default as the run was trained.
+        console: Where progress goes; standard error by default.
+
+    Returns:
+        All figures, as fractions.
+
+    Raises:
+        ValueError: A name is unknown, or a part that was asked for needs test images.
+    """
+    return evaluate_run(Run(run, pool=pool, device=device, console=console), only=only)
+
+
+def evaluate_run(run: Run, *, only: Sequence[str] | None = None) -> Evaluation:
+    """As evaluate."""
+    names = _checked(only)
+    model_digest(run.path)  # for its error: a run that was not finished has no model
+    if only is None:
+        run.refresh()
+    if any(name in NEED_TESTS for name in names) and not (run.test.labels >= 0).any():
+        if only is not None:
+            raise ValueError(
+                f"the data of {run.path} has no test images with a class; {', '.join(only)} needs some"
+            )
+        names = [name for name in names if name not in NEED_TESTS]
+    earlier = cast(dict[str, Any], read_evaluation(run.path))
+    kept = NEED_IMAGES_RESULTS if only is None else earlier
+    results: dict[str, Any] = {name: earlier[name] for name in kept if name in earlier}
+    seconds = training_seconds(run.path)
+    if seconds is not None:
+        results["seconds"] = seconds
+    for name in names:
+        # Training has a progress bar of its own.
+        with contextlib.nullcontext() if name in COSTLY else run.console.status(f"{name} ..."):
+            try:
+                results.update(PARTS[name](run, cast(Evaluation, results)))
+            except Exception as error:
+                if only is not None:
+                    raise
+                line = f"{name} left out: {error}"
+                run.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        write_json(run.path / EVALUATION, results)  # what takes long is not lost with what comes after
+    return cast(Evaluation, results)
+
+
+def _checked(only: Sequence[str] | None) -> list[str]:
+    if only is None:
+        return [name for name in PARTS if name not in COSTLY]
+    for name in only:
+        if name not in PARTS:
+            known = ", ".join(PARTS)
+            raise ValueError(f"unknown part {name!r}, did you mean {nearest(name, PARTS)!r}? Known: {known}")
+    return [name for name in PARTS if name in only]
+
+
+def read_evaluation(run: Path) -> Evaluation:
+    """What earlier calls have found; nothing if that is not there or damaged."""
+    try:
+        found = read_json(run / EVALUATION)
+    except (OSError, ValueError):
+        return Evaluation()
+    return cast(Evaluation, found) if isinstance(found, dict) else Evaluation()
+
+
+def _soft_nn(run: Run, _: Evaluation) -> dict[str, Any]:
+    """The figures of the paper's tables: accuracy, confidence, calibration, detection."""
+    return {**evaluation_figures(run.test.outputs, run.test.labels)}
+
+
+def _reliability(run: Run, _: Evaluation) -> dict[str, Any]:
+    """Bins of confidence and accuracy, and histograms of confidence and in-domain probability."""
+    truth, outputs = run.test.labels, run.test.outputs
+    known = truth >= 0
+    confidence = outputs.probs.amax(dim=1)
+    kinds = {"in": known, "out": ~known}
+    return {
+        "reliability": [item._asdict() for item in reliability(outputs.probs[known], truth[known])],
+        "histograms": {
+            name: {
+                "confidence": _histogram(confidence[rows]),
+                "in_domain": _histogram(outputs.in_domain[rows]),
+            }
+            for name, rows in kinds.items()
+            if rows.any()
+        },
+        "threshold": run.threshold,
+    }
+
+
+def _histogram(values: Tensor) -> list[int]:
+    number = (values.double() * BARS).long().clamp(0, BARS - 1)
+    counts: list[int] = torch.bincount(number, minlength=BARS).tolist()
+    return counts
+
+
+def _confusion(run: Run, _: Evaluation) -> dict[str, Any]:
+    truth, classes = run.test.labels, len(run.class_names)
+    known = truth >= 0
+    predicted = run.test.outputs.probs[known].argmax(dim=1)
+    matrix = confusion_matrix(predicted, truth[known], classes=classes)
+    found: dict[str, Any] = {"per_class": dict(zip(run.class_names, class_accuracy(matrix), strict=True))}
+    return {"confusion": matrix.tolist(), **found} if classes <= MATRIX_CLASSES else found
+
+
+def _propagation(run: Run, _: Evaluation) -> dict[str, Any]:
+    """The paper's table: the plain classifier, then label propagation among the test images, step by step."""
+    return {"propagation": propagation_table(run, run.test.outputs, run.test.labels)}
+
+
+def _snapshots(run: Run, _: Evaluation) -> dict[str, Any]:
+    """The same over training, from the weights that train.keep_every has kept."""
+    rows = [_at_snapshot(run, steps, path) for steps, path in snapshots(run.path).items()]
+    return {"over_training": rows} if rows else {}
+
+
+def propagation_table(run: Run, outputs: Outputs, truth: Tensor) -> list[PropagationRow]:
+    """One row for each number of iterations; 0 is the plain classifier, None the fixed point."""
+    rows: list[dict[str, Any]] = [{"iterations": 0, **accuracy_and_confidence(outputs.probs, truth)}]
+    for iterations in ITERATIONS:
+        posterior = pool_posterior(
+            outputs.embedding,
+            run.support.embeddings,
+            run.support.one_hot,
+            run.kernel,
+            iterations=iterations,
+            voters=ALL_VOTE,
+            memory=MEMORY,
+        )
+        rows.append({"iterations": iterations, **accuracy_and_confidence(posterior.probs, truth)})
+    return cast(list[PropagationRow], rows)
+
+
+def _at_snapshot(run: Run, steps: int, path: Path) -> dict[str, Any]:
+    earlier = run.at_snapshot(path)
+    outputs, truth = earlier.outputs(run.corpus.test_images), run.test.labels
+    known = truth >= 0
+    found: dict[str, Any] = {"steps": steps, "propagation": propagation_table(earlier, outputs, truth)}
+    if not known.all():
+        found["auroc"] = detection(outputs.score, known).auroc
+    return found
+
+
+def _baselines(run: Run, _: Evaluation) -> dict[str, Any]:
+    """Other classifiers on the same embedding: how much of the result is due to the embedding?
+
+    With very many labels those that would take hours are left out.
+    """
+    known = run.test.labels >= 0
+    queries, truth = run.test.outputs.embedding[known], run.test.labels[known]
+    support, labels = run.support.embeddings, run.support.labels
+    pool = run.pool.outputs.embedding
+    predictions = {"knn": torch.from_numpy(knn_predictions(support, labels, queries))}
+    if len(labels) * run.support.classes <= MOST_WORK:
+        predictions["logistic"] = torch.from_numpy(logistic_predictions(support, labels, queries))
+    if len(labels) <= SSKDE_POINTS:
+        some = pool[choose_voters(len(pool), SSKDE_POINTS)]
+        density = fit_sskde(support, labels, some, classes=run.support.classes)
+        predictions["sskde"] = density(queries).argmax(dim=1)
+    found = {name: float((guess == truth).double().mean()) for name, guess in predictions.items()}
+    return {"baselines": found}
+
+
+def _pool(run: Run, _: Evaluation) -> dict[str, Any]:
+    """What the unlabeled images look like; and, where the truth is known, how right that is."""
+    pool, outputs = run.pool, run.pool.outputs
+    if len(pool.positions) == 0:
+        return {}
+    inside = outputs.in_domain >= run.threshold
+    confidence, predicted = outputs.probs.max(dim=1)
+    counts = torch.bincount(predicted[inside], minlength=len(run.class_names)).tolist()
+    found: dict[str, Any] = {
+        "size": pool.size,
+        "seen": len(pool.positions),
+        "threshold": run.threshold,
+        "out_of_class": float((~inside).double().mean()),
+        "confidence": float(confidence.double().mean()),
+        "classes": dict(zip(run.class_names, counts, strict=True)),
+        "in_domain": _histogram(outputs.in_domain),
+    }
+    known = pool.truth >= 0
+    if known.any():
+        propagated = pool_posterior(
+            outputs.embedding, run.support.embeddings, run.support.one_hot, run.kernel
+        ).probs
+        truth = pool.truth[known]
+        found["known"] = int(known.sum())
+        found["accuracy"] = accuracy_and_confidence(outputs.probs[known], truth)["accuracy"]
+        found["accuracy_propagated"] = accuracy_and_confidence(propagated[known], truth)["accuracy"]
+    told = pool.truth != HIDDEN
+    out = pool.truth == OUT
+    if known.any() and out.any():
+        found["truly_out_of_class"] = float(out[told].double().mean())
+        found.update(detection(outputs.score[told], ~out[told])._asdict())
+    return {"pool": found}
+
+
+def _labels(run: Run, _: Evaluation) -> dict[str, Any]:
+    """The labels themselves: leave-one-out accuracy, and suspected label errors."""
+    labels = run.support.labels
+    if len(labels) < 2:
+        return {}
+    errors = suspected_label_errors(run.support, temperature=run.kernel.temperature)
+    # A class with one label has no other that could agree with it.
+    judged = int((torch.bincount(labels, minlength=len(run.class_names))[labels] > 1).sum())
+    found: dict[str, Any] = {"leave_one_out": 1 - len(errors) / judged} if judged else {}
+    names, index = run.class_names, run.facts.split.indices.tolist()
+    files = run.facts.labeled_names
+    return {
+        **found,
+        "label_errors": [
+            {
+                "position": item.position,
+                "image": index[item.position],
+                "name": files[item.position] if files else f"training image {index[item.position]}",
+                "label": names[item.label],
+                "suspected": names[item.suspected],
+                "own": item.own,
+                "other": item.other,
+            }
+            for item in errors
+        ],
+    }
+
+
+def _suggestions(run: Run, _: Evaluation) -> dict[str, Any]:
+    return {"suggestions": find_suggestions(run, SUGGESTIONS)}
+
+
+def _gallery(run: Run, results: Evaluation) -> dict[str, Any]:
+    """Thumbnails, nearest neighbors and t-SNE, to a file of their own."""
+    shown = [error["image"] for error in results.get("label_errors", [])]
+    suggested = [item["image"] for item in results.get("suggestions", [])]
+    write_json(run.path / GALLERY, draw_gallery(run, shown, suggested))
+    return {}
+
+
+def _supervised(run: Run, _: Evaluation) -> dict[str, Any]:
+    """The supervised baseline: the same network, steps and labels without the unlabeled images.
+
+    A run of its own in RUN/supervised; one that was interrupted is resumed.
+    """
+    folder = run.path / SUPERVISED
+    if not (folder / MODEL).exists():
+        if (folder / CONFIG).exists():
+            resume(folder, console=run.console)
+        else:
+            config = run.config
+            data = replace(config.data, split=run.path / SPLIT, label_fraction=None)
+            settings = replace(config.train, keep_every=None)
+            train(
+                replace(config, method=Supervised(), data=data, train=settings),
+                folder,
+                console=run.console,
+            )
+    baseline = Run(folder, pool=run.pool_limit, device=run.device_name, console=run.console)
+    found = cast(dict[str, Any], evaluate_run(baseline, only=("soft-nn",)))
+    return {"supervised": {name: found[name] for name in ("accuracy", "ece", "auroc") if name in found}}
+
+
+# Each gets the run, and what the parts before it have found.
+PARTS: dict[str, Callable[[Run, Evaluation], dict[str, Any]]] = {
+    "soft-nn": _soft_nn,
+    "reliability": _reliability,
+    "confusion": _confusion,
+    "propagation": _propagation,
+    "baselines": _baselines,
+    "pool": _pool,
+    "labels": _labels,
+    "suggestions": _suggestions,
+    "snapshots": _snapshots,
+    "gallery": _gallery,
+    "supervised": _supervised,
+}
+COSTLY = ("supervised",)  # only when asked for
+NEED_TESTS = ("soft-nn", "reliability", "confusion", "propagation", "baselines", "snapshots", "supervised")
+NEED_IMAGES_RESULTS = ("over_training", "supervised")

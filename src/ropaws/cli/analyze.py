@@ -1,0 +1,352 @@
+"""`ropaws evaluate`, `report`, `compare` and `suggest`."""
+
+import csv
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ropaws.analysis.evaluate import PARTS
+from ropaws.analysis.evaluate import evaluate as evaluate_run
+from ropaws.analysis.report import report_run
+from ropaws.analysis.suggest import Suggestion
+from ropaws.analysis.suggest import suggest as suggest_run
+from ropaws.cli.parsing import parse
+from ropaws.methods import import_method
+from ropaws.report.compare_page import write_comparison
+from ropaws.report.comparison import compare_runs
+from ropaws.report.run_files import RunFiles
+from ropaws.report.run_page import write_report
+from ropaws.report.tables import COLUMNS
+from ropaws.report.verdict import verdict
+from ropaws.runs.atomic import replacing, write_json
+from ropaws.runs.layout import CONFIG, EVALUATION, METRICS
+from ropaws.runs.run import POOL, Run
+
+MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
+
+
+RIVALS = {
+    "knn": "k-NN on its embedding",
+    "logistic": "logistic regression on its embedding",
+    "sskde": "SSKDE on its embedding",
+}
+SPARE = ("FPR95", "seconds", "conf. in", "seeds", "ECE")  # columns that a narrow terminal can do without
+WIDE = 160  # characters of a table that is written to a file
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Analyze a run: accuracy, calibration, out-of-class detection, propagation, baselines, pool, labels.
+
+    Written to RUN/evaluation.json and RUN/gallery.json, from which `ropaws report` makes a page. What the run
+    says of its images is kept in RUN/embeddings.safetensors: a second call is quick and needs no images.
+
+    ropaws evaluate runs/mine --only soft-nn propagation
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    only: tuple[str, ...] = ()
+    """Only these: soft-nn, reliability, confusion, propagation, baselines, pool, labels, suggestions,
+    snapshots, gallery; and supervised, which trains the supervised baseline: the same network on the labeled
+    images alone."""
+    pool: int = POOL
+    """Unlabeled images to look at, at most; 0 for all."""
+    method: str | None = None
+    """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained: auto, cpu, cuda ..."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    command = parse(Evaluate, "evaluate", arguments)
+    if command.method is not None:
+        import_method(command.method)
+    results = evaluate_run(command.run, only=command.only or None, pool=command.pool, device=command.device)
+    if command.json:
+        print(json.dumps(results, indent=2))
+        return
+    _show_figures(command.run, results, command.only)
+
+
+def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) -> None:
+    """All that was found, or only the parts that were asked for."""
+    console = Console()
+    shown = {part: not only or part in only for part in PARTS}
+    rows = [
+        [name, f"{results[key]:.1f}" if key == "seconds" else _percent(results[key])]
+        for key, name in MEASURES.items()
+        if key in results
+    ]
+    if shown["soft-nn"] and "accuracy" in results:
+        console.print(_table(str(run), ["measure", "value"], rows))
+    if (shown["baselines"] and "baselines" in results) or (shown["supervised"] and "supervised" in results):
+        rivals = {"soft nearest neighbors": results.get("accuracy")}
+        rivals |= {name: results.get("baselines", {}).get(key) for key, name in RIVALS.items()}
+        rivals["supervised baseline"] = results.get("supervised", {}).get("accuracy")
+        ways = [[name, _percent(value)] for name, value in rivals.items() if value is not None]
+        console.print(_table("Accuracy of other ways", ["classifier", "accuracy"], ways))
+    if shown["snapshots"] and only and "over_training" not in results:
+        print("There are no snapshots; train with --train.keep-every STEPS.")
+    if shown["propagation"] and "propagation" in results:
+        steps = [
+            [
+                "fixed point" if row["iterations"] is None else str(row["iterations"]),
+                *(_percent(row.get(key)) for key in ("accuracy", "confidence_in", "confidence_out")),
+            ]
+            for row in results["propagation"]
+        ]
+        head = ["iterations", "accuracy", "conf. in", "conf. out"]
+        console.print(_table("Label propagation among the test images", head, steps))
+    _say_pool(results, shown)
+
+
+def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
+    pool = results.get("pool")
+    if pool and shown["pool"]:
+        print(
+            f"{pool['out_of_class']:.0%} of {pool['seen']:,} unlabeled images look out-of-class"
+            f" (in-domain probability below {pool['threshold']:.2f})."
+        )
+        if "accuracy" in pool:
+            print(f"Of {pool['known']:,} whose true class is known, {_percent(pool['accuracy'])} get it.")
+    if results.get("label_errors") and shown["labels"]:
+        print(f"{len(results['label_errors'])} suspected label errors; `ropaws report` shows them.")
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _console() -> Console:
+    """As wide as the terminal, or for a file as wide as a table may need."""
+    return Console() if Console().is_terminal else Console(width=WIDE)
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> Table:
+    table = Table(title=escape(title))
+    for number, name in enumerate(head):
+        # Figures are never cut off; names may take several lines.
+        table.add_column(
+            escape(name), justify="left" if number == 0 else "right", no_wrap=number > 0 and not wrap
+        )
+    for row in rows:
+        table.add_row(*(escape(_printable(cell)) for cell in row))
+    return table
+
+
+def _print_fitting(title: str, head: list[str], rows: list[list[str]]) -> None:
+    """On a narrow terminal the least important columns are left out, rather than figures cut off."""
+    console = _console()
+    table = _table(title, head, rows)
+    for name in SPARE:
+        if table.__rich_measure__(console, console.options).minimum <= console.width:
+            break
+        if name in head:
+            place = head.index(name)
+            head, rows = _without(head, place), [_without(row, place) for row in rows]
+            table = _table(f"{title}; {name} and more in the page (--out)", head, rows)
+    console.print(table)
+
+
+def _without(row: list[str], place: int) -> list[str]:
+    return row[:place] + row[place + 1 :]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Show a run on one self-contained page: what it learned, how sure it is, what to label next.
+
+    Reads the run folder alone. A run that was not evaluated yet is evaluated first, for which its images
+    must be there.
+
+    ropaws report runs/mine
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    out: Path | None = None
+    """The page; by default RUN/report.html."""
+    baseline: Path | None = None
+    """A run of the supervised baseline to compare with; by default RUN/supervised, if it is there."""
+    method: str | None = None
+    """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained."""
+
+
+def report(arguments: list[str]) -> None:
+    command = parse(Report, "report", arguments)
+    if not any((command.run / name).exists() for name in (CONFIG, METRICS, EVALUATION)):
+        raise FileNotFoundError(f"{command.run} is not a run folder: it has no {CONFIG}")
+    _check_parent(command.out)
+    if command.baseline is not None:
+        _check_baseline(command.baseline)
+    if command.method is not None:
+        import_method(command.method)
+    try:
+        run = Run(command.run, device=command.device)
+    except (OSError, ValueError) as error:  # the page is made from what the folder has
+        _warn(f"Not evaluated: {error}")
+        _say_written(
+            write_report(command.run, command.out, baseline=command.baseline), command.run, command.baseline
+        )
+        return
+    write_page(run, command.out, command.baseline)
+
+
+def write_page(run: Run, out: Path | None = None, baseline: Path | None = None) -> None:
+    """Write the report of a run, and print its verdict."""
+    _say_written(report_run(run, out, baseline=baseline), run.path, baseline)
+
+
+def _say_written(page: Path, run: Path, baseline: Path | None) -> None:
+    print(verdict(RunFiles(run, baseline)))
+    print(f"Written: {page}")
+
+
+def _warn(line: str) -> None:
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _check_parent(out: Path | None) -> None:
+    if out is not None and not out.parent.is_dir():
+        raise FileNotFoundError(f"--out: no folder {out.parent}; create it first")
+
+
+def _check_baseline(baseline: Path) -> None:
+    """Was it evaluated, and is it a supervised baseline?"""
+    if not (baseline / EVALUATION).is_file():
+        raise FileNotFoundError(
+            f"--baseline: {baseline} has no {EVALUATION}; run `ropaws evaluate {baseline}`"
+        )
+    method = RunFiles(baseline).method_name
+    if method != "supervised":
+        raise ValueError(
+            f"--baseline: {baseline} is a {method} run, which has seen the unlabeled images;"
+            " `ropaws evaluate RUN --only supervised` trains one that has not"
+        )
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Put runs side by side; those that differ in the seed alone become one row with mean and deviation.
+
+    ropaws compare runs/paws-* runs/ropaws-* --out comparison.html
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders that were evaluated; gains are over the first."""
+    out: Path | None = None
+    """Also write a page."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def compare(arguments: list[str]) -> None:
+    command = parse(Compare, "compare", arguments)
+    if not command.runs:
+        raise ValueError("name the run folders to compare: ropaws compare runs/one runs/two")
+    for run in command.runs:
+        if not run.is_dir():
+            raise FileNotFoundError(f"no run folder at {run}")
+    comparison = compare_runs(command.runs)
+    _check_parent(command.out)
+    if command.out is not None:
+        write_comparison(comparison, command.out)
+    for line in comparison.left_out:
+        _warn(f"left out {line}")
+    if command.json:
+        found = [
+            {
+                "run": group.name,
+                "folders": [str(files.run) for files in group.runs],
+                "mean": {name: statistics.mean(values) for name, values in group.figures.items()},
+                "values": group.figures,
+                "settings": {name: group.settings.get(name) for name in comparison.varied},
+            }
+            for group in comparison.groups
+        ]
+        print(json.dumps(found, indent=2))
+    else:
+        _print_fitting("In percent, mean and deviation over seeds", *comparison.rows())
+        if comparison.varied and len(comparison.groups) > 1:
+            # Names and values may take several lines: there is no limit to what can differ.
+            _console().print(_table("What differs", *comparison.settings_rows(), wrap=True))
+    if command.out is not None:
+        print(f"Written: {command.out}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Suggest:
+    """Which unlabeled images are most worth a label, best first, and why.
+
+    ropaws suggest runs/mine --n 50 --out next.csv
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    n: int = 50
+    """How many."""
+    out: Path | None = None
+    """Also write them to a .csv or .json file."""
+    pool: int = POOL
+    """Unlabeled images to choose from, at most; 0 for all."""
+    method: str | None = None
+    """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained."""
+
+
+def suggest(arguments: list[str]) -> None:
+    command = parse(Suggest, "suggest", arguments)
+    if command.out is not None and command.out.suffix not in (".csv", ".json"):
+        raise ValueError(f"--out must end in .csv or .json, got {command.out}")
+    _check_parent(command.out)
+    if command.method is not None:
+        import_method(command.method)
+    found = suggest_run(command.run, n=command.n, pool=command.pool, device=command.device)
+    if not found:
+        print("There is no unlabeled image to suggest.")
+        return
+    if command.out is not None:
+        _write_suggestions(command.out, found)
+    rows = [[str(item["rank"]), item["name"], item["reason"]] for item in found]
+    table = Table(title=f"Most worth a label in {escape(str(command.run))}")
+    table.add_column("", justify="right")
+    table.add_column("image", overflow="fold")
+    table.add_column("why")
+    for row in rows:
+        table.add_row(*(escape(_printable(cell)) for cell in row))
+    Console().print(table)
+    if command.out is not None:
+        print(f"Written: {command.out}")
+
+
+def _printable(name: str) -> str:
+    """File names need not be UTF-8; a terminal is."""
+    return name.encode("utf-8", "replace").decode("utf-8")
+
+
+def _write_suggestions(out: Path, found: Sequence[Suggestion]) -> None:
+    if out.suffix == ".json":
+        write_json(out, found)
+        return
+    with (
+        replacing(out) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        writer = csv.DictWriter(file, fieldnames=list(found[0]))
+        writer.writeheader()
+        writer.writerows(found)

@@ -1,0 +1,100 @@
+"""`ropaws check` and `datasets`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ropaws.cli.parsing import parse
+from ropaws.data.check import check_data
+from ropaws.data.datasets.catalog import DATASETS, is_there
+from ropaws.data.datasets.mixes import MIXES
+from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.runs.atomic import write_json
+from ropaws.training.progress import watch_files
+
+
+@dataclass(frozen=True)
+class Check:
+    """Look for problems in your own images before training: unreadable files, copies, conflicting labels.
+
+    ropaws check --labeled photos/labeled --unlabeled photos/pool
+    """
+
+    labeled: Path
+    """A folder with one folder per class, a table of path and label, an .npz or a saved dataset."""
+    unlabeled: tuple[Path, ...] = ()
+    """Folders of anything, tables of paths, .npz files or saved datasets."""
+    test: Path | None = None
+    """Images to test on, like --labeled."""
+    json: Path | None = None
+    """Also write everything that was found to this file."""
+
+
+def check(arguments: list[str]) -> None:
+    command = parse(Check, "check", arguments)
+    if command.json is not None and not command.json.parent.is_dir():
+        raise FileNotFoundError(f"--json: no folder {command.json.parent}; create it first")
+    watch = watch_files(Console(stderr=True))
+    findings = check_data(command.labeled, command.unlabeled, command.test, watch=watch)
+    table = Table(title=f"Images; the typical shorter side is {findings.typical_side:.0f} px")
+    table.add_column("class")
+    table.add_column("labeled", justify="right")
+    table.add_column("test", justify="right")
+    for name in sorted(findings.classes | findings.test):
+        table.add_row(escape(name), f"{findings.classes.get(name, 0):,}", f"{findings.test.get(name, 0):,}")
+    table.add_row("(unlabeled)", f"{findings.unlabeled:,}", "")
+    Console().print(table)
+    for line in findings.warnings() or ["No problem was found."]:
+        print(line)
+    if command.json is not None:
+        write_json(command.json, findings.to_json())
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """List the named datasets and mixes, or read one and count its images.
+
+    ropaws datasets cifar10+svhn
+    """
+
+    name: tyro.conf.Positional[str | None] = None
+    """A dataset or mix to read; its official files are downloaded if they are not there."""
+    root: Path = Path("data")
+    """Folder with the official files."""
+    download: bool = True
+    """Download what is missing."""
+
+
+def datasets(arguments: list[str]) -> None:
+    command = parse(Datasets, "datasets", arguments)
+    if command.name is None:
+        _list_datasets(command.root)
+        return
+    config = DataConfig(
+        source=command.name, root=command.root, download=command.download, memory_gb=0.0
+    )  # counting needs no pixels: images stay on disk
+    corpus = load_corpus(config, watch=watch_files(Console(stderr=True)))
+    known = int((corpus.train_labels >= 0).sum())
+    shape = " x ".join(map(str, corpus.train_images.shape[1:]))
+    print(f"{command.name}: {len(corpus.class_names)} classes, images of {shape}")
+    print(f"training: {len(corpus.train_labels):,} images, {known:,} of them with a label to grant")
+    out = int((corpus.test_labels < 0).sum())
+    print(f"test: {len(corpus.test_labels):,} images, {out:,} of them out-of-class")
+
+
+def _list_datasets(root: Path) -> None:
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    table.add_column("what it is")
+    table.add_column(f"below {root}")
+    for name, dataset in DATASETS.items():
+        table.add_row(name, dataset.about, "yes" if is_there(dataset, root) else "no")
+    for name, mix in MIXES.items():
+        parts = [DATASETS[part] for part in (mix.source, *mix.extra)]
+        table.add_row(name, mix.about, "yes" if all(is_there(part, root) for part in parts) else "no")
+    Console().print(table)
+    print("Use one with `ropaws train --recipe NAME --data.source DATASET`.")

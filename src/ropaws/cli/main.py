@@ -1,0 +1,94 @@
+"""The command line: find the command, run it, turn errors into one line.
+
+Commands are imported when they are called, so that `ropaws --help` does not load torch.
+"""
+
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from ropaws.naming import nearest
+
+# name: (module, summary); the module has a function of the command's name
+COMMANDS = {
+    "demo": ("ropaws.cli.demo", "compare supervised learning, PAWS and RoPAWS on embedded images"),
+    "check": ("ropaws.cli.data", "look for problems in your own images before training"),
+    "train": ("ropaws.cli.train", "train a model; every setting is an option"),
+    "evaluate": (
+        "ropaws.cli.analyze",
+        "analyze a run: accuracy, calibration, out-of-class detection, baselines",
+    ),
+    "report": ("ropaws.cli.analyze", "show a run on one page"),
+    "compare": ("ropaws.cli.analyze", "put runs side by side"),
+    "suggest": ("ropaws.cli.analyze", "suggest which unlabeled images to label next"),
+    "finetune": ("ropaws.cli.train", "fine-tune a run on its labels, or train a linear probe"),
+    "predict": ("ropaws.cli.predict", "label images with a run, and find those of no known class"),
+    "datasets": ("ropaws.cli.data", "list the named datasets and mixes, or download and count one"),
+    "recipes": ("ropaws.cli.train", "list the published runs, or show one"),
+}
+
+HEAD = """usage: ropaws COMMAND [options]
+
+Open-set semi-supervised learning: a few labeled images, and a large uncurated pool of unlabeled ones.
+
+commands:
+"""
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")  # what torch says of it
+
+
+def overview() -> str:
+    lines = (f"  {name:<10} {summary}\n" for name, (_, summary) in COMMANDS.items())
+    return f"{HEAD}{''.join(lines)}\n`ropaws COMMAND --help` explains a command."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `ropaws`. Bad input: one line and exit code 2. Stopped by the user: 130."""
+    # Libraries announce their own plans on stderr; a user of the command line can do nothing about it.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt as stop:  # TrainingStopped is one, and says how to resume
+        _fail(str(stop) or "interrupted", 130)
+    except Exception as error:
+        message = _one_line(error)
+        if message is None or os.environ.get("ROPAWS_DEBUG"):
+            raise
+        _fail(message, 2)
+
+
+def _one_line(error: Exception) -> str | None:
+    """What to say of an error that a person can do something about; None for one that is a fault of ours."""
+    text = " ".join(str(error).split())
+    is_torch_memory = isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
+    if isinstance(error, MemoryError) or is_torch_memory:
+        reason = text[:200] or "allocation failed"
+        return f"not enough memory ({reason}); use smaller images, batches or networks"
+    if isinstance(error, ValueError | OSError) or type(error).__name__ == "TrainingDivergedError":
+        return text
+    return None
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"ropaws: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return
+    if arguments[0] == "--version":
+        from ropaws import __version__
+
+        print(f"ropaws {__version__}")
+        return
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise ValueError(
+            f"unknown command {name!r}, did you mean {nearest(name, COMMANDS)!r}? See `ropaws --help`"
+        )
+    module, _ = COMMANDS[name]
+    getattr(importlib.import_module(module), name)(rest)

@@ -1,0 +1,71 @@
+"""Options of a command: a dataclass, parsed by tyro, with errors of one line."""
+
+import contextlib
+import io
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from ropaws.naming import nearest
+
+Command = TypeVar("Command")
+
+
+def parse(
+    command: type[Command], name: str, arguments: Sequence[str], *, default: Command | None = None
+) -> Command:
+    """The options of `ropaws NAME` as a dataclass.
+
+    Args:
+        command: The dataclass; its fields are the options, its docstring is the help text.
+        name: Of the command.
+        arguments: What was typed after it.
+        default: Values of the options that were not given.
+
+    Raises:
+        ValueError: An option is unknown (the message has the nearest one), or a value is wrong.
+    """
+    options: dict[str, Any] = {} if default is None else {"default": default}
+    with _errors_of_one_line(arguments):
+        parsed: Command = tyro.cli(command, prog=f"ropaws {name}", args=list(arguments), **options)
+    return parsed
+
+
+def parse_known(command: type[Command], name: str, arguments: Sequence[str]) -> tuple[Command, list[str]]:
+    """The options that the dataclass knows, and the arguments that are left: of a config, or --help."""
+    with _errors_of_one_line(arguments):
+        known, left = tyro.cli(
+            command, prog=f"ropaws {name}", args=list(arguments), return_unknown_args=True, add_help=False
+        )
+    return known, left
+
+
+@contextlib.contextmanager
+def _errors_of_one_line(arguments: Sequence[str]) -> Any:
+    """What tyro says of a bad argument in a box becomes a ValueError with one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    except SystemExit as end:
+        if not end.code:  # --help
+            raise
+        raise ValueError(_message(said.getvalue(), arguments)) from None
+
+
+def _message(box: str, arguments: Sequence[str]) -> str:
+    inside = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
+    head = " ".join(itertools.takewhile(lambda line: not line.startswith("──"), inside))
+    unknown = re.match(r"Unrecognized options?: (.+)", head)
+    if unknown is None:
+        return re.sub(r"^Error parsing [A-Z\w.]+: ", "", head) or box
+    first = unknown[1].split(", ")[0].split("=")[0]
+    if not first.startswith("-"):
+        return f"stray argument {first!r}"
+    offered = [match[1] for line in inside if (match := re.match(r"(--[\w.-]+)", line))]
+    if not offered:
+        return f"unknown option {first}; --help lists all options"
+    return f"unknown option {first}, did you mean {nearest(first, offered)}?"

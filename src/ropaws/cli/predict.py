@@ -1,0 +1,77 @@
+"""`ropaws predict`."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ropaws.cli.parsing import parse
+from ropaws.data.files.listing import list_unlabeled, merge
+from ropaws.methods import import_method
+from ropaws.prediction.export import PredictSettings, check_target, label_files
+from ropaws.prediction.predict import Predictor
+from ropaws.runs.run import Run
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Label images with a trained run: class, confidence, and whether they belong to any known class.
+
+    ropaws predict runs/mine photos/pool --out labels.csv
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    sources: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders, searched recursively, images, tables of paths, .npz files, or saved datasets."""
+    out: Path
+    """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it."""
+    threshold: float | None = None
+    """In-domain probability below which an image is out-of-class; by default from the labeled images."""
+    top: int | None = None
+    """Only the most likely classes, instead of one column per class."""
+    propagate: bool = False
+    """Let labels spread through all these images: better labels from a large pool."""
+    copy_to: Path | None = None
+    """Also copy the images there, into one folder per class and one for out-of-class images."""
+    move_to: Path | None = None
+    """Move them instead."""
+    method: str | None = None
+    """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained."""
+
+
+def predict(arguments: list[str]) -> None:
+    command = parse(Predict, "predict", arguments)
+    if command.top is not None and command.top < 1:
+        raise ValueError(f"--top must be at least 1, got {command.top}")
+    if command.copy_to is not None and command.move_to is not None:
+        raise ValueError("--copy-to and --move-to exclude each other")
+    if command.method is not None:
+        import_method(command.method)
+    settings = PredictSettings(
+        out=command.out,
+        top=command.top,
+        sort_into=command.copy_to or command.move_to,
+        move=command.move_to is not None,
+    )
+    check_target(command.out)
+    images = merge([list_unlabeled(source) for source in command.sources]).images
+    run = Run(command.run, device=command.device)
+    predictor = Predictor(run, threshold=command.threshold, propagate=command.propagate)
+    summary = label_files(predictor, images, settings, Console(stderr=True))
+    table = Table(title=f"{summary.labeled:,} images in {command.out}")
+    table.add_column("label")
+    table.add_column("images", justify="right")
+    for label, count in summary.counts.items():
+        table.add_row(escape(label), f"{count:,}")
+    Console().print(table)
+    if summary.unreadable:
+        print(
+            f"{len(summary.unreadable)} unreadable images are listed in {command.out}.json", file=sys.stderr
+        )

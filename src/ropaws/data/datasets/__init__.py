@@ -1,0 +1,1 @@
+"""Named datasets: their official files, mixes of them, and the embedded one."""

@@ -1,0 +1,55 @@
+"""A corpus in one .npz file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ropaws.data.corpus import UNKNOWN, Corpus
+from ropaws.data.files.rows import check_images, load_arrays
+
+
+def read_npz(path: Path) -> Corpus:
+    """Arrays train_images (n, h, w[, channels]) uint8 and train_labels (n,), -1 where unknown;
+    test_images, test_labels and class_names may be left out.
+    """
+    arrays = load_arrays(path)
+    for name in ("train_images", "train_labels"):
+        if name not in arrays:
+            raise ValueError(f"{path} has no array {name!r}; it has {', '.join(arrays) or 'nothing'}")
+    train_images = _to_images(arrays["train_images"], f"{path}: train_images")
+    test_images = train_images[:0]
+    if "test_images" in arrays:
+        test_images = _to_images(arrays["test_images"], f"{path}: test_images")
+    if test_images.shape[1] != train_images.shape[1]:
+        channels = f"{train_images.shape[1]} and {test_images.shape[1]}"
+        raise ValueError(f"{path}: train_images and test_images must have the same channels, got {channels}")
+    train_labels = _to_labels(arrays["train_labels"], len(train_images), f"{path}: train_labels")
+    test_labels = _to_labels(
+        arrays.get("test_labels", np.zeros(0, np.int64)), len(test_images), f"{path}: test_labels"
+    )
+    classes = 1 + int(max([UNKNOWN, *train_labels.tolist(), *test_labels.tolist()]))
+    names = [str(name) for name in arrays.get("class_names", np.arange(classes))]
+    if len(names) < classes:
+        raise ValueError(f"{path}: class_names has {len(names)} names, but labels go up to {classes - 1}")
+    return Corpus(tuple(names), train_images, train_labels, test_images, test_labels)
+
+
+def _to_images(array: NDArray[Any], name: str) -> Tensor:
+    check_images(array, name)
+    images = torch.from_numpy(array)
+    return images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
+
+
+def _to_labels(array: NDArray[Any], count: int, name: str) -> Tensor:
+    if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"{name} must be whole numbers, one for each of {count} images, got {array.dtype} {array.shape}"
+        )
+    labels = torch.from_numpy(array.astype(np.int64))
+    if len(labels) and int(labels.min()) < UNKNOWN:
+        raise ValueError(f"{name} must be at least {UNKNOWN} (unknown), got {int(labels.min())}")
+    return labels

@@ -1,0 +1,176 @@
+"""Image files of any kind as squares of RGB pixels."""
+
+import functools
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps
+
+from ropaws.data.files.cache import SquareCache
+from ropaws.data.files.rows import ArrayRow, DatasetRow
+from ropaws.data.files.worker_pool import map_in_workers
+
+ImageRef = Path | ArrayRow | DatasetRow
+
+EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
+# An image of more pixels than this is taken for a decompression bomb and not decoded.
+MOST_PIXELS = 200_000_000
+CHUNK = 32  # images a worker takes at a time
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class UnreadableError(Exception):
+    """An image that cannot be decoded, and why."""
+
+
+def read_square(image: ImageRef, size: int, cache: SquareCache | None = None) -> NDArray[np.uint8]:
+    """The central square of an image, upright and in RGB.   ->  (size, size, 3)"""
+    if cache is None or not isinstance(image, Path):
+        return _decode(image, size)
+    square = cache.get(image, size)
+    if square is None:
+        square = _decode(image, size)
+        cache.put(image, size, square)
+    return square
+
+
+def _decode(image: ImageRef, size: int) -> NDArray[np.uint8]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts
+            with open_image(image) as opened:
+                # A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 that still covers the target.
+                opened.draft("RGB", (size, size))
+                return np.asarray(square_of(opened, size))
+    except UnreadableError:
+        raise
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
+        raise UnreadableError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+
+
+def open_image(image: ImageRef) -> Image.Image:
+    """Opened, not decoded yet; nothing of an absurd size."""
+    opened = Image.open(image) if isinstance(image, Path) else image.open()
+    if opened.width * opened.height > MOST_PIXELS:
+        opened.close()
+        raise UnreadableError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS:,}")
+    return opened
+
+
+def square_of(image: Image.Image, size: int) -> Image.Image:
+    """The central square, upright, in RGB and of that size."""
+    # Asked first: Pillow copies the image even where there is nothing to turn.
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    image = to_rgb(image)
+    side = min(image.size)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    square = image.crop((left, top, left + side, top + side))
+    return square.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Any mode as RGB: 16 bits are scaled to 8, transparency shows white, palettes are looked up."""
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        # 16-bit files come as I;16 or as I, whose range is that of the file.
+        scale = 257 if image.mode != "F" and values.max(initial=0) > 255 else 1
+        image = Image.fromarray((values / scale).clip(0, 255).round().astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def read_squares(
+    images: Sequence[ImageRef], size: int, *, cache: SquareCache | None = None, workers: int | None = None
+) -> Iterator[NDArray[np.uint8] | UnreadableError]:
+    """All images in order; an UnreadableError in place of a bad one.
+
+    Files are decoded in worker processes; arrays are in memory already and stay in this one.
+    """
+    read = functools.partial(read_or_error, size=size, cache=cache)
+    for in_memory, group in itertools.groupby(images, lambda image: isinstance(image, ArrayRow)):
+        together = list(group)
+        yield from map(read, together) if in_memory else in_workers(read, together, workers=workers)
+
+
+def read_or_error(
+    image: ImageRef, size: int, cache: SquareCache | None = None
+) -> NDArray[np.uint8] | UnreadableError:
+    try:
+        return read_square(image, size, cache)
+    except UnreadableError as error:
+        return error
+
+
+class ReadRequest(NamedTuple):
+    """Images to read at once."""
+
+    files: Sequence[ImageRef]
+    size: int
+    cache: SquareCache | None = None
+
+
+class ReadBatch(NamedTuple):
+    """Images that were read at once."""
+
+    squares: NDArray[np.uint8]  # (k, size, size, 3); rows of unreadable images are undefined
+    unreadable: dict[int, str]  # row: reason
+
+
+def read_batch(request: ReadRequest) -> ReadBatch:
+    """Read images in this process."""
+    squares = np.empty((len(request.files), request.size, request.size, 3), np.uint8)
+    unreadable: dict[int, str] = {}
+    for row, file in enumerate(request.files):
+        found = read_or_error(file, request.size, request.cache)
+        if isinstance(found, UnreadableError):
+            unreadable[row] = str(found)
+        else:
+            squares[row] = found
+    return ReadBatch(squares, unreadable)
+
+
+def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int | None = None) -> Iterator[R]:
+    """function(item) for every item, in order, in worker processes.
+
+    Only a few chunks are under way at a time: memory does not grow with the number of images.
+    """
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    if workers < 2 or len(items) <= CHUNK:
+        yield from map(function, items)
+        return
+    chunks = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+    for results in map_in_workers(functools.partial(_apply, function), chunks, workers=workers):
+        yield from results
+
+
+def _apply(function: Callable[[P], R], items: Sequence[P]) -> list[R]:
+    return [function(item) for item in items]
+
+
+def is_image_file(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def walk_images(folder: Path) -> Iterable[Path]:
+    """Image files below a folder, sorted; links are followed, but no folder is entered twice."""
+    found: list[Path] = []
+    entered: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(place)
+        if real in entered:  # a link back to where we have been
+            folders.clear()
+            continue
+        entered.add(real)
+        found += [Path(place, name) for name in files if is_image_file(name)]
+    return sorted(found)

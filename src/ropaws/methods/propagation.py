@@ -1,0 +1,243 @@
+"""Label propagation over pools of any size, in blocks: no n x n matrix is ever made.
+
+RoPAWS solves its posterior over a mini-batch. A pool of a million points is treated alike: a random
+sample of it, the voters, is solved to the fixed point; every other point then asks the labels and the
+voters once. With as many voters as points this is the closed form of Eq. (12) itself.
+
+Memory, in bytes, for m voters, s supports and blocks of b rows: about 4 m (m + s) if the votes of the
+voters fit into the memory allowed, else 16 b (m + s), where b is chosen to fit. Never n x n.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ropaws import equations as eq
+
+VOTERS = 1024  # four mini-batches of the paper's CIFAR runs; more change little
+MEMORY = 1 << 20  # small blocks stay in a CPU's cache
+COPIES = 4  # of a block of votes that the softmax needs at once
+LEAST_BLOCK = 16
+ONE_BY_ONE, FOLDS = 40, 20  # labels up to which each is held out alone; else the number of parts
+SLOW, SOLVED = 0.98, 4096  # without a prior, far clusters hardly hear of the labels: up to so many are solved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """How points vote for one another."""
+
+    temperature: float = 0.1
+    prior_temperature: float | None = 0.1  # None: every point is taken for in-class
+    label_ratio: float = 5.0
+    self_vote: bool = False
+
+
+class Voters(NamedTuple):
+    """Unlabeled points, and what they believe."""
+
+    points: Tensor  # (m, d) unit rows
+    mass: Tensor  # (m, c) q(y|x) of each, at the fixed point or after the iterations asked for
+    before: Tensor  # (m, c) one iteration earlier: what the others are told
+
+
+def solve_voters(
+    points: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    kernel: Kernel,
+    *,
+    iterations: int | None = None,
+    tolerance: float = 1e-4,
+    most: int = 1000,
+    memory: int = MEMORY,
+) -> Voters:
+    """The posterior mass of the points themselves, by iteration.
+
+    points (m, d), support (s, d), labels (s, c)  ->  mass (m, c). iterations=None: until no entry is farther
+    from the fixed point than the tolerance, or most steps; where that would take too long, up to 4,096 points
+    are solved in closed form. Votes are kept if they fit into the memory, and else computed anew each time.
+    """
+    if iterations is not None and iterations < 1:
+        raise ValueError(f"iterations must be None (fixed point) or at least 1, got {iterations}")
+    labels = labels.to(points.dtype)
+    weights = class_balance(labels)
+    fits = 4 * len(points) * (len(points) + len(support)) <= memory
+    kept = list(_vote_blocks(points, support, weights, kernel, memory)) if fits else None
+
+    def blocks() -> Iterable[Votes]:
+        return _vote_blocks(points, support, weights, kernel, memory) if kept is None else kept
+
+    first = [(votes.to_support @ labels, votes.to_unlabeled.sum(dim=1)) for votes in blocks()]
+    start = torch.cat([mass for mass, _ in first])
+    rho = float(torch.cat([sums for _, sums in first]).amax())  # the error shrinks by it each step
+    if iterations is None and rho > SLOW and len(points) <= SOLVED:
+        whole = Votes(*map(torch.cat, zip(*blocks(), strict=True)))
+        mass = eq.propagate(whole.to_support, whole.to_unlabeled, labels)
+        return Voters(points, mass, mass)
+    before, mass = torch.zeros_like(start), start
+    for _ in range(most if iterations is None else iterations - 1):
+        before, mass = mass, start + torch.cat([votes.to_unlabeled @ mass for votes in blocks()])
+        # What is left of the way is at most movement * rho / (1 - rho).
+        movement = float((mass - before).abs().amax())
+        if iterations is None and movement * rho <= tolerance * (1 - rho):
+            before = mass  # at the fixed point
+            break
+    return Voters(points, mass, before)
+
+
+class Votes(NamedTuple):
+    """A block of rows of [s_l | s_u], times the prior."""
+
+    to_support: Tensor  # (b, s)
+    to_unlabeled: Tensor  # (b, m)
+
+
+def _vote_blocks(
+    points: Tensor, support: Tensor, weights: Tensor, kernel: Kernel, memory: int
+) -> Iterator[Votes]:
+    size = _block_rows(len(points) + len(support), memory)
+    for start in range(0, len(points), size):
+        rows = slice(start, start + size)
+        votes = eq.neighbor_weights(
+            points,
+            support,
+            temperature=kernel.temperature,
+            label_ratio=kernel.label_ratio,
+            self_vote=kernel.self_vote,
+            rows=rows,
+            support_weights=weights,
+        )
+        yield Votes(*_times_prior(votes, points[rows], support, kernel))
+
+
+def _times_prior(
+    votes: tuple[Tensor, Tensor], queries: Tensor, support: Tensor, kernel: Kernel
+) -> tuple[Tensor, Tensor]:
+    if kernel.prior_temperature is None:
+        return votes
+    prior = eq.in_domain_prior(queries, support, temperature=kernel.prior_temperature)[:, None]
+    return prior * votes[0], prior * votes[1]
+
+
+def _block_rows(columns: int, memory: int) -> int:
+    return max(LEAST_BLOCK, memory // (4 * COPIES * columns))
+
+
+def ask_voters(
+    queries: Tensor, support: Tensor, labels: Tensor, voters: Voters, kernel: Kernel, *, memory: int = MEMORY
+) -> Tensor:
+    """Posterior mass of points that are no voters: one step of the propagation, Eq. (10).
+
+    queries (n, d), support (s, d), labels (s, c)  ->  (n, c)
+    """
+    size = _block_rows(len(voters.points) + len(support), memory)
+    beliefs = torch.cat([labels.to(queries.dtype), voters.before])
+    known = torch.cat([support, voters.points])
+    boost = queries.new_zeros(len(known))
+    boost[: len(support)] = eq.label_boost(len(voters.points), len(support), kernel.label_ratio)
+    boost[: len(support)] += class_balance(labels.to(queries.dtype)).log()
+    mass = queries.new_empty(len(queries), beliefs.shape[1])
+    for start in range(0, len(queries), size):
+        part = queries[start : start + size]
+        votes = (eq.cosine(part, known) / kernel.temperature).add_(boost).softmax(dim=1)
+        rows = votes @ beliefs
+        if kernel.prior_temperature is not None:
+            rows *= eq.in_domain_prior(part, support, temperature=kernel.prior_temperature)[:, None]
+        mass[start : start + size] = rows
+    return mass
+
+
+def class_balance(labels: Tensor) -> Tensor:
+    """Weight of each support that gives every class the same say, however many labels it has.
+
+    w_i = s / (c n_y) for a support of class y with n_y of all s labels: 1 where classes have equally many, as
+    Eq. (8) assumes. labels (s, c), one-hot or soft  ->  (s,), mean 1
+    """
+    counts = labels.sum(dim=0)
+    share = labels.sum() / ((counts > 0).sum() * counts.clamp_min(eq.TINY))
+    return labels @ torch.where(counts > 0, share, 0)
+
+
+def choose_voters(count: int, voters: int | None, *, seed: int = 0, keys: Tensor | None = None) -> Tensor:
+    """Positions of the points that vote: all, or so many of them at random.   ->  (m,) ascending
+
+    keys (count,): random numbers that belong to the points. The choice then does not depend on their order.
+    """
+    if voters is not None and voters < 1:
+        raise ValueError(f"voters must be None (all) or at least 1, got {voters}")
+    if voters is None or voters >= count:
+        return torch.arange(count)
+    if keys is not None:
+        return keys.argsort(stable=True)[:voters].sort().values
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:voters].sort().values
+
+
+def pool_posterior(
+    points: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    kernel: Kernel,
+    *,
+    iterations: int | None = None,
+    tolerance: float = 1e-4,
+    voters: int | None = VOTERS,
+    seed: int = 0,
+    keys: Tensor | None = None,
+    memory: int = MEMORY,
+) -> eq.Posterior:
+    """What RoPAWS believes of every point of a pool.
+
+    points (n, d), support (s, d), labels (s, c)  ->  Posterior((n, c), (n,))
+    voters=None: all points vote, which takes n^2 time; the memory stays bounded. keys: see choose_voters.
+    """
+    chosen = choose_voters(len(points), voters, seed=seed, keys=keys)
+    solved = solve_voters(
+        points[chosen], support, labels, kernel, iterations=iterations, tolerance=tolerance, memory=memory
+    )
+    if len(chosen) == len(points):
+        return eq.complete_posterior(solved.mass)
+    mass = ask_voters(points, support, labels, solved, kernel, memory=memory)
+    mass[chosen] = solved.mass  # they do not vote for themselves
+    return eq.complete_posterior(mass)
+
+
+def held_out_in_domain(
+    points: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    kernel: Kernel,
+    *,
+    voters: int | None = VOTERS,
+    keys: Tensor | None = None,
+) -> Tensor:
+    """In-domain posterior of each labeled point, as if its label were not known; lone labels are left out.
+
+    points (n, d), support (s, d), labels (s,) class  ->  (at most s,)
+    The labeled points are held out one by one, or in FOLDS parts of every class where they are many. The
+    pool is solved anew without them, and then they ask it like any other point.
+    """
+    chosen = points[choose_voters(len(points), voters, keys=keys)]
+    one_hot = torch.nn.functional.one_hot(labels).to(points.dtype)
+    has_others = one_hot.sum(dim=0)[labels] > 1
+    found = []
+    for held in _folds(labels):
+        rows = held[has_others[held]]
+        kept = torch.ones(len(labels), dtype=torch.bool)
+        kept[held] = False
+        if len(rows) == 0:
+            continue
+        solved = solve_voters(chosen, support[kept], one_hot[kept], kernel)
+        mass = ask_voters(support[rows], support[kept], one_hot[kept], solved, kernel)
+        found.append(eq.complete_posterior(mass).in_domain)
+    return torch.cat(found) if found else points.new_empty(0)
+
+
+def _folds(labels: Tensor) -> list[Tensor]:
+    """Each label alone, or FOLDS parts, with as equal a share of every class as can be."""
+    if len(labels) <= ONE_BY_ONE:
+        return list(torch.arange(len(labels))[:, None])
+    by_class = labels.argsort(stable=True)
+    return [by_class[start::FOLDS] for start in range(FOLDS)]

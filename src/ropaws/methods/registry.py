@@ -1,0 +1,71 @@
+"""Methods by name: those of this package, and those of a user's own as `package.module:Class`."""
+
+import dataclasses
+import importlib
+import os
+import sys
+
+from ropaws.methods.fine_tune import FineTune
+from ropaws.methods.method import Method
+from ropaws.methods.paws import PAWS
+from ropaws.methods.ropaws import RoPAWS
+from ropaws.methods.supervised import Supervised
+from ropaws.naming import nearest
+
+METHODS: dict[str, type[Method]] = {
+    "fine-tune": FineTune,
+    "paws": PAWS,
+    "ropaws": RoPAWS,
+    "supervised": Supervised,
+}
+
+
+def method_name(method: Method) -> str:
+    """The name of a method in METHODS, or `package.module:Class`."""
+    kind = type(method)
+    known = next((name for name, known in METHODS.items() if kind is known), None)
+    return known or f"{kind.__module__}:{kind.__qualname__}"
+
+
+def make_method(name: str) -> Method:
+    """A method by its name, with its defaults.
+
+    A run folder may come from a stranger. A name in it must not make this process import a module: a method
+    that is not of this package has to be imported before, or by `import_method`.
+    """
+    return method_class(name)()
+
+
+def method_class(name: str) -> type[Method]:
+    if name in METHODS:
+        return METHODS[name]
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        known = ", ".join(METHODS)
+        raise ValueError(
+            f"unknown method {name!r}, did you mean {nearest(name, METHODS)!r}?"
+            f" Known: {known}, or package.module:Class"
+        )
+    if module not in sys.modules:
+        raise ValueError(
+            f"method {name!r} is not part of ropaws and is not imported because a run folder names it;"
+            f" repeat it on the command line (--method {name}), or import {module} first"
+        )
+    kind = getattr(sys.modules[module], attribute, None)
+    if not (isinstance(kind, type) and issubclass(kind, Method) and dataclasses.is_dataclass(kind)):
+        raise ValueError(f"method {name!r}: {module} has no dataclass {attribute!r} below ropaws.Method")
+    return kind
+
+
+def import_method(name: str) -> None:
+    """Import the module of a method that a person has named; looked for in the current folder too."""
+    module, _, attribute = name.partition(":")
+    if not attribute or module in sys.modules:
+        return
+    sys.path.insert(0, os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"method {name!r}: {module} cannot be imported ({error})") from None
+    finally:
+        sys.path.remove(os.getcwd())

@@ -1,0 +1,209 @@
+"""What PAWS-like methods share: labeled batch, soft nearest-neighbor classifier, in-domain score."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.batch import Embeddings, Support
+from ropaws.distributed import all_gather, all_sum, gather_constants, place
+
+KEPT = 0.95  # share of the labeled points that the threshold takes for in-class
+TYPICAL_PRIOR = (
+    0.7  # prior that a labeled point gets from its nearest fellow, where a method says nothing else
+)
+# Embeddings of a class may shrink to a point; the prior must not become a step function.
+LEAST_PRIOR_TEMPERATURE = 0.01
+BLOCK = 4096  # rows that are compared with all labeled points at a time
+BLOCK_BYTES = 1 << 27
+
+
+# Training: the labeled batch before the equations
+
+
+def smooth(labels: Tensor, amount: float) -> Tensor:
+    """Label smoothing: one-hot rows (s, c) give that share of their mass to all classes evenly."""
+    return labels * (1 - amount) + amount / labels.shape[1]
+
+
+class GlobalSupport(NamedTuple):
+    """The supports of all processes."""
+
+    z: Tensor  # (s, d) with gradient: the anchor side
+    h: Tensor  # (s, d) constants: the target side
+    labels: Tensor  # (s, c) smoothed
+    labeled: Support  # labels and identities as they were given; no images
+
+
+def gather_support(embedded: Embeddings, support: Support, smoothing: float) -> GlobalSupport:
+    """The labels travel with the embeddings, whatever part of the classes a process has."""
+    labels, identity = gather_constants(support.labels), gather_constants(support.identity)
+    classes = gather_constants(support.classes)
+    return GlobalSupport(
+        all_gather(embedded.z),
+        gather_constants(embedded.h),
+        smooth(labels, smoothing),
+        Support(support.images[:0], labels, identity, classes),
+    )
+
+
+def global_mean(anchors: Tensor, weights: Tensor | None, sharpen_temperature: float) -> Tensor | None:
+    """p-bar over the samples of all processes; None in a single one, where the loss takes its own."""
+    if place().size == 1:
+        return None
+    total, weight = eq.prediction_sum(anchors, weights, sharpen_temperature=sharpen_temperature)
+    return all_sum(total) / all_sum(weight).clamp_min(eq.TINY)
+
+
+def anchor_predictions(
+    views: list[Embeddings], support: Tensor, labels: Tensor, temperature: float
+) -> Tensor:
+    """Soft nearest-neighbor predictions of all views, with gradient.   ->  (v, u, c)"""
+    z = torch.cat([view.z for view in views])
+    probs = eq.soft_nn(z, support, labels, temperature=temperature)
+    return probs.view(len(views), -1, labels.shape[1])
+
+
+def may_vote(support: Support) -> Tensor:
+    """Which support may vote for which: not the views of the same image.
+
+    Only where a batch has no other image of the class may the other views of the image.
+    ->  (s, s) bool, one row for each support that is predicted
+    """
+    same_image = support.identity[:, None] == support.identity
+    same_class = support.labels @ support.labels.T > 0
+    alone = ~(same_class & ~same_image).any(dim=1, keepdim=True)
+    itself = torch.eye(len(support.identity), dtype=torch.bool, device=same_image.device)
+    return ~torch.where(alone, itself, same_image)
+
+
+def nearest_gap(embeddings: Tensor, support: Support) -> Tensor:
+    """Mean distance 1 - cos of a support to the nearest other image of its class (leave-one-out).
+
+    embeddings (s, d)  ->  (); NaN where no support has another one of its class
+    """
+    candidates = may_vote(support) & (support.labels @ support.labels.T > 0)
+    nearest = eq.cosine(embeddings, embeddings).masked_fill(~candidates, -torch.inf).amax(dim=1)
+    return (1 - nearest[nearest.isfinite()]).mean()
+
+
+# Testing: all labeled images are the support
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledEmbeddings:
+    """The labeled images of a run as its network sees them."""
+
+    embeddings: Tensor  # (l, d) unit rows
+    labels: Tensor  # (l,) class
+    classes: int
+
+    @cached_property
+    def one_hot(self) -> Tensor:
+        """Labels as rows.   (l, c)"""
+        return F.one_hot(self.labels, self.classes).to(self.embeddings.dtype)
+
+    @cached_property
+    def nearest_same_class(self) -> Tensor:
+        """Similarity of each labeled point to the nearest other one of its class; lone ones are left out."""
+        return nearest_same_class(self.embeddings, self.labels)
+
+
+def class_probabilities(queries: Tensor, support: LabeledEmbeddings, *, temperature: float) -> Tensor:
+    """Soft nearest-neighbor probabilities in blocks.   (n, d)  ->  (n, c)
+
+    Where some classes have more labels than others, each class's density is the mean over its own labels,
+    Eq. (4) and (5), as in training, where every support batch is balanced: a class is not more likely
+    because it was labeled more often.
+    """
+    if len(queries) == 0:
+        return queries.new_empty(0, support.classes)
+    blocks = [
+        eq.soft_nn(part, support.embeddings, support.one_hot, temperature=temperature)
+        for part in queries.split(BLOCK)
+    ]
+    probs = torch.cat(blocks)
+    counts = torch.bincount(support.labels, minlength=support.classes)
+    if (counts == counts[0]).all():
+        return probs
+    densities = probs / counts.clamp_min(1).to(probs)
+    return densities / densities.sum(dim=1, keepdim=True).clamp_min(eq.TINY)
+
+
+def leave_one_out(support: LabeledEmbeddings, *, temperature: float) -> Tensor:
+    """Soft nearest-neighbor probabilities of each labeled point, from all the others.
+
+    ->  (l, c), rows sum to 1; needs two points
+    """
+    points = support.embeddings
+    if len(points) < 2:
+        raise ValueError(f"leaving one out needs at least 2 labeled points, got {len(points)}")
+    parts = []
+    for rows in torch.arange(len(points)).split(max(1, BLOCK_BYTES // (4 * len(points)))):
+        kernel = eq.cosine(points[rows], points) / temperature
+        kernel[torch.arange(len(rows)), rows] = -torch.inf
+        parts.append(kernel.softmax(dim=1) @ support.one_hot)
+    return torch.cat(parts)
+
+
+def max_similarity(queries: Tensor, support: Tensor) -> Tensor:
+    """s(x) = max_l z . z_l; low means out-of-class.   queries (n, d), support (s, d)  ->  (n,)"""
+    parts = [eq.cosine(part, support).amax(dim=1) for part in queries.split(BLOCK)]
+    return torch.cat(parts) if parts else queries.new_empty(0)
+
+
+# In-domain probability: the prior of Eq. (13), with a temperature and a threshold from the labels
+
+
+def nearest_same_class(points: Tensor, labels: Tensor) -> Tensor:
+    """Similarity of each labeled point to the nearest other one of its class; lone ones are left out.
+
+    points (s, d), labels (s,)  ->  (at most s,)
+    """
+    found = []
+    for rows in torch.arange(len(points)).split(BLOCK):
+        same = labels[rows, None] == labels
+        same[torch.arange(len(rows)), rows] = False
+        found.append(eq.cosine(points[rows], points).masked_fill(~same, -math.inf).amax(dim=1))
+    nearest = torch.cat(found)
+    return nearest[nearest.isfinite()]
+
+
+def auto_prior_temperature(gap: float, typical_prior: float) -> float:
+    """Solve exp(-gap / t) = typical_prior for t; t = 0.1, the paper's, while no gap is known."""
+    if not math.isfinite(gap):
+        return 0.1
+    return max(LEAST_PRIOR_TEMPERATURE, gap / -math.log(typical_prior))
+
+
+def fitted_prior_temperature(nearest: Tensor, typical_prior: float) -> float:
+    """The temperature at which labeled points get the typical prior from one another on average.
+
+    nearest: of nearest_same_class
+    """
+    gap = float((1 - nearest).mean()) if len(nearest) else math.nan
+    return auto_prior_temperature(gap, typical_prior)
+
+
+def default_threshold(nearest: Tensor, prior_temperature: float) -> float:
+    """The in-domain probability that 95 % of the labeled points reach, each judged by the others."""
+    priors = ((nearest - 1).clamp_max(0) / prior_temperature).exp()
+    return kept_quantile(priors)
+
+
+def kept_quantile(in_domain: Tensor) -> float:
+    """The value that 95 % of in-class points reach; 0.5 where none is known."""
+    return float(in_domain.quantile(1 - KEPT)) if len(in_domain) else 0.5
+
+
+def in_domain_scores(queries: Tensor, support: Tensor, prior_temperature: float) -> Tensor:
+    """Probability of belonging to any class, in blocks.   queries (n, d), support (s, d)  ->  (n,)"""
+    parts = [
+        eq.in_domain_prior(part, support, temperature=prior_temperature) for part in queries.split(BLOCK)
+    ]
+    return torch.cat(parts) if parts else queries.new_empty(0)

@@ -1,0 +1,1 @@
+"""Images in, predictions out."""

@@ -1,0 +1,228 @@
+"""Labels for images: class, confidence, and whether the image belongs to any class at all."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from ropaws.batch import Outputs
+from ropaws.data import image_ops
+from ropaws.data.files.decoding import ImageRef, UnreadableError, read_square, read_squares, square_of
+from ropaws.data.files.listing import list_unlabeled
+from ropaws.data.files.streaming import stack_squares
+from ropaws.evaluation.neighbors import Neighbors, nearest
+from ropaws.methods.propagation import held_out_in_domain, pool_posterior
+from ropaws.methods.soft_nn import kept_quantile
+from ropaws.runs.run import BATCH, Run
+
+ImageLike = Path | str | Image.Image | NDArray[np.uint8]
+ImageSource = Path | str | Iterable[ImageLike]
+
+
+class Prediction(NamedTuple):
+    """What a run says of one image."""
+
+    path: str  # empty for images that are not files
+    label: str
+    confidence: float  # probability of that class, among the classes
+    in_domain: float  # probability of belonging to any of the classes
+    out_of_class: bool  # in_domain below the threshold
+    nearest: str  # the most similar labeled image
+    similarity: float  # to it, -1 to 1
+    probabilities: tuple[float, ...]  # in the order of the run's class names
+
+
+class Unreadable(NamedTuple):
+    """An image file that could not be read."""
+
+    path: str
+    reason: str
+
+
+class Verdicts(NamedTuple):
+    """Outputs, with the threshold that suits their in-domain score."""
+
+    outputs: Outputs
+    threshold: float
+
+
+class Predictor:
+    """A run made ready for images."""
+
+    def __init__(self, run: Run, *, threshold: float | None = None, propagate: bool = False) -> None:
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ValueError(f"threshold must be a probability from 0 to 1, got {threshold}")
+        self.run = run
+        self.threshold = threshold  # given by the person; None: judged by the labeled images
+        self.last_threshold = threshold  # in use
+        self.propagate = propagate
+        _ = run.model, run.support  # for their errors, before hours of reading
+
+    def look(self, squares: Tensor) -> Outputs:
+        """What the method says of one batch.   squares (n, 3, size, size) uint8"""
+        if len(self.run.facts.normalize.mean) == 1:  # a run on grayscale images
+            squares = image_ops.grayscale(squares.float()).round().to(torch.uint8)
+        return self.run.outputs(squares)
+
+    def judge(self, outputs: Outputs, keys: Tensor) -> Verdicts:
+        """The final outputs. With propagate, labels spread through all these images, Eq. (12).
+
+        keys (n,): numbers that depend on the pixels alone, so that the result does not depend on the order
+        """
+        if not self.propagate or len(outputs.embedding) == 0:
+            self.last_threshold = self.run.threshold if self.threshold is None else self.threshold
+            return Verdicts(outputs, self.last_threshold)
+        support, kernel = self.run.support, self.run.kernel
+        posterior = pool_posterior(outputs.embedding, support.embeddings, support.one_hot, kernel, keys=keys)
+        threshold = self.threshold
+        if threshold is None:  # of the score in use: the posterior, each labeled image judged without itself
+            threshold = kept_quantile(
+                held_out_in_domain(outputs.embedding, support.embeddings, support.labels, kernel, keys=keys)
+            )
+        self.last_threshold = threshold
+        propagated = outputs._replace(probs=posterior.probs, in_domain=posterior.in_domain)
+        return Verdicts(propagated, threshold)
+
+    def predictions(self, verdicts: Verdicts, names: Sequence[str]) -> Iterator[Prediction]:
+        """One prediction for each row of the outputs."""
+        run, outputs = self.run, verdicts.outputs
+        closest: Neighbors = nearest(outputs.embedding, run.support.embeddings, 1)
+        confidence, label = outputs.probs.max(dim=1)
+        for row, name in enumerate(names):
+            yield Prediction(
+                path=name,
+                label=run.class_names[int(label[row])],
+                confidence=float(confidence[row]),
+                in_domain=float(outputs.in_domain[row]),
+                out_of_class=bool(outputs.in_domain[row] < verdicts.threshold),
+                nearest=self._labeled_name(int(closest.position[row, 0])),
+                similarity=float(closest.similarity[row, 0]),
+                probabilities=tuple(outputs.probs[row].tolist()),
+            )
+
+    def _labeled_name(self, position: int) -> str:
+        facts = self.run.facts
+        return (
+            facts.labeled_names[position] if facts.labeled_names else str(int(facts.split.indices[position]))
+        )
+
+
+class _Looked(NamedTuple):
+    """A batch that the network has seen."""
+
+    names: list[str]
+    outputs: Outputs
+    keys: Tensor  # (n,)
+
+
+def predict_files(
+    predictor: Predictor, files: Sequence[ImageRef]
+) -> Iterator[Prediction | Unreadable | None]:
+    """Predictions. Without propagation one batch is in memory at a time. With it, the outputs of all
+    images are, and None is yielded for each image that was looked at, to show progress.
+    """
+    looked: list[_Looked] = []
+    for batch in _look_at_files(predictor, files):
+        if isinstance(batch, Unreadable):
+            yield batch
+        elif predictor.propagate:
+            looked.append(batch)
+            yield from [None] * len(batch.names)
+        else:
+            yield from predictor.predictions(predictor.judge(batch.outputs, batch.keys), batch.names)
+    if looked:
+        together = Outputs(*map(torch.cat, zip(*(batch.outputs for batch in looked), strict=True)))
+        names = [name for batch in looked for name in batch.names]
+        verdicts = predictor.judge(together, torch.cat([batch.keys for batch in looked]))
+        yield from predictor.predictions(verdicts, names)
+
+
+def _look_at_files(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator["_Looked | Unreadable"]:
+    squares: list[NDArray[np.uint8]] = []
+    names: list[str] = []
+    size = predictor.run.config.data.image_size
+    for file, square in zip(files, read_squares(files, size), strict=True):
+        if isinstance(square, UnreadableError):
+            yield Unreadable(str(file), str(square))
+            continue
+        squares.append(square)
+        names.append(str(file))
+        if len(squares) == BATCH:
+            yield _look(predictor, squares, names)
+            squares, names = [], []
+    if squares:
+        yield _look(predictor, squares, names)
+
+
+def _look(predictor: Predictor, squares: Sequence[NDArray[np.uint8]], names: list[str]) -> _Looked:
+    digests = [hashlib.blake2b(square.tobytes(), digest_size=8).digest() for square in squares]
+    keys = torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+    outputs = predictor.look(stack_squares(squares, predictor.run.config.data.image_size))
+    return _Looked(names, outputs, keys)
+
+
+def predict(
+    run: Path | str | Run,
+    images: ImageSource,
+    *,
+    threshold: float | None = None,
+    propagate: bool = False,
+    device: str | None = None,
+    console: Console | None = None,
+) -> list[Prediction]:
+    """Label images with a trained run.
+
+    Args:
+        run: A run folder.
+        images: A folder or .npz file; or paths, Pillow images, arrays (h, w) or (h, w, 3) of uint8.
+        threshold: In-domain probability below which an image is out-of-class; by default judged by the
+            labeled images, each without itself.
+        propagate: Let labels spread through all these images: better labels from a large pool.
+        device: Where to compute; by default as the run was trained.
+        console: Where warnings go; standard error by default.
+
+    Returns:
+        One prediction for each image, in order.
+
+    Raises:
+        ValueError: An image cannot be read. (`ropaws predict` lists such files and labels the others.)
+    """
+    return predict_images(
+        Run(run, device=device, console=console), images, threshold=threshold, propagate=propagate
+    )
+
+
+def predict_images(
+    run: Run, images: ImageSource, *, threshold: float | None = None, propagate: bool = False
+) -> list[Prediction]:
+    """As predict."""
+    predictor = Predictor(run, threshold=threshold, propagate=propagate)
+    if isinstance(images, Path | str):  # one image, or all of a folder
+        listed = list_unlabeled(Path(images)).images
+        images = [image if isinstance(image, Path) else image.open() for image in listed]
+    size = run.config.data.image_size
+    squares, names = [], []
+    for image in images:
+        squares.append(_square(image, size))
+        names.append(str(image) if isinstance(image, Path | str) else "")
+    if not squares:
+        return []
+    looked = _look(predictor, squares, names)
+    return list(predictor.predictions(predictor.judge(looked.outputs, looked.keys), names))
+
+
+def _square(image: ImageLike, size: int) -> NDArray[np.uint8]:
+    if isinstance(image, Path | str):
+        try:
+            return read_square(Path(image), size)
+        except UnreadableError as error:
+            raise ValueError(f"{image} cannot be read ({error})") from None
+    opened = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    return np.asarray(square_of(opened, size))

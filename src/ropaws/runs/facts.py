@@ -1,0 +1,212 @@
+"""What a run was trained on: classes, label split, normalization, and its labeled images, embedded."""
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ropaws.data.augment import Normalization
+from ropaws.data.corpus import Corpus, Images
+from ropaws.data.files.streaming import ImageStack
+from ropaws.data.splits import Labeled, write_split
+from ropaws.methods.soft_nn import LabeledEmbeddings
+from ropaws.runs.atomic import read_json, write_atomically, write_json, write_text
+from ropaws.runs.layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
+
+MOST_CLASSES = 100_000
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a run was trained on."""
+
+    class_names: tuple[str, ...]
+    split: Labeled
+    normalize: Normalization
+    digest: str  # of the training images
+    labeled_names: tuple[str, ...] = ()  # files of the labeled images, where they are files
+    images: int = 0  # number of training images; 0 in runs of 0.1.0, whose methods do not ask
+
+    def __post_init__(self) -> None:
+        """Raises ValueError where the parts do not fit one another."""
+        classes, labeled = len(self.class_names), len(self.split.indices)
+        if not 0 < classes <= MOST_CLASSES or len(set(self.class_names)) < classes:
+            raise ValueError(f"class_names must be 1 to {MOST_CLASSES:,} different names, got {classes}")
+        if labeled == 0 or len(self.split.labels) != labeled:
+            raise ValueError(f"{len(self.split.labels)} labels for {labeled} labeled images")
+        if int(self.split.labels.min()) < 0 or int(self.split.labels.max()) >= classes:
+            raise ValueError(f"a label is not a class number from 0 to {classes - 1}")
+        if int(self.split.indices.min()) < 0:
+            raise ValueError("the index of a labeled image is negative")
+        if self.labeled_names and len(self.labeled_names) != labeled:
+            raise ValueError(f"{len(self.labeled_names)} names for {labeled} labeled images")
+        mean, std = self.normalize.mean, self.normalize.std
+        if len(mean) not in (1, 3) or len(std) != len(mean) or not all(map(math.isfinite, (*mean, *std))):
+            raise ValueError("normalization must be a mean and a deviation for 1 or 3 channels")
+        if min(std) <= 0:
+            raise ValueError("a deviation of the normalization is not positive")
+
+
+def digest_images(images: Images) -> str:
+    """A short fingerprint; other images, or the same in another order, give another one."""
+    if isinstance(images, ImageStack):
+        return images.digest()
+    assert isinstance(images, Tensor)
+    state = hashlib.blake2b(str(tuple(images.shape)).encode(), digest_size=16)
+    state.update(images.contiguous().numpy().data)
+    return state.hexdigest()
+
+
+def check_target(run: Path) -> None:
+    """Can a new run be written there? Asked before hours of reading and training."""
+    if (run / CONFIG).exists():
+        raise FileExistsError(
+            f"{run} holds a run already; choose another --out, or resume: `ropaws train --resume {run}`"
+        )
+    place = run
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise NotADirectoryError(f"--out: {place} is a file; a run is a folder, choose another name")
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"--out: {place} cannot be written to; choose another place")
+
+
+def write_facts(run: Path, facts: DataFacts) -> None:
+    labeled = {"indices": facts.split.indices.tolist(), "labels": facts.split.labels.tolist()}
+    normalization = {"mean": list(facts.normalize.mean), "std": list(facts.normalize.std)}
+    write_split(run / SPLIT, facts.split)
+    write_json(
+        run / DATA,
+        {
+            "class_names": list(facts.class_names),
+            "images": facts.images,
+            "labeled": labeled,
+            "normalization": normalization,
+            "digest": facts.digest,
+            "labeled_names": list(facts.labeled_names),
+        },
+    )
+
+
+def read_facts(run: Path) -> DataFacts:
+    """data.json of a run folder.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It is damaged; the message says what is wrong.
+    """
+    values = read_json(run / DATA)
+    try:
+        labeled, normalization = values["labeled"], values["normalization"]
+        return DataFacts(
+            _listed(values["class_names"], str),
+            Labeled(_numbers(labeled["indices"]), _numbers(labeled["labels"])),
+            Normalization(_listed(normalization["mean"], float), _listed(normalization["std"], float)),
+            _of(values["digest"], str),
+            _listed(values.get("labeled_names", []), str),
+            _of(values.get("images", 0), int),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{run / DATA} is damaged ({reason}); restore it or train again") from None
+
+
+def _of(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise ValueError(f"{str(value)[:40]!r} should be of type {kind.__name__}")
+    return value
+
+
+def _listed(values: Any, kind: type) -> tuple[Any, ...]:
+    return tuple(_of(value, kind) for value in _of(values, list))
+
+
+def _numbers(values: Any) -> Tensor:
+    return torch.tensor(_listed(values, int), dtype=torch.long)
+
+
+def write_unreadable(run: Path, unreadable: dict[str, str]) -> None:
+    """Names as Python strings: a name may have a line break in it."""
+    if unreadable:
+        text = "".join(f"{name!r}: {reason}\n" for name, reason in sorted(unreadable.items()))
+        write_text(run / UNREADABLE, text)
+
+
+def model_digest(run: Path) -> str:
+    """A fingerprint of the trained weights: what was computed with them says so."""
+    path = run / MODEL
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no trained model at {path}; finish it with `ropaws train --resume {run}`"
+        ) from None
+
+
+def save_support(run: Path, embeddings: Tensor, split: Labeled) -> None:
+    """The labeled images as the trained network sees them, so that a run works without its data."""
+    tensors = {"embeddings": embeddings.contiguous(), "labels": split.labels}
+    made_by = {"model": model_digest(run)}
+    write_atomically(run / SUPPORT, lambda path: save_file(tensors, path, metadata=made_by))
+
+
+def load_support(run: Path, facts: DataFacts) -> LabeledEmbeddings | None:
+    """support.safetensors; None where there is none, or one of another model.
+
+    Raises:
+        ValueError: The file is damaged, or does not fit data.json.
+    """
+    path = run / SUPPORT
+    try:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("model") != model_digest(run):
+                return None
+            embeddings, labels = file.get_tensor("embeddings"), file.get_tensor("labels")
+    except FileNotFoundError:
+        return None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged ({error}); remove it, and it is computed again") from None
+    if (
+        embeddings.dtype != torch.float32
+        or embeddings.ndim != 2
+        or 0 in embeddings.shape
+        or labels.shape != facts.split.labels.shape
+        or not torch.equal(labels, facts.split.labels)
+        or len(embeddings) != len(labels)
+        or not embeddings.isfinite().all()
+    ):
+        raise ValueError(
+            f"{path} is damaged (it is not a finite embedding of each labeled image of {DATA});"
+            " remove it, and it is computed again"
+        )
+    return LabeledEmbeddings(embeddings, labels, len(facts.class_names))
+
+
+def check_same_data(run: Path, facts: DataFacts, corpus: Corpus) -> None:
+    """A split is made of positions: with other images it would name the wrong ones."""
+    if digest_images(corpus.train_images) != facts.digest:
+        raise ValueError(
+            f"the training images of {run} have changed since it was trained; restore them or train again"
+        )
+    if int(facts.split.indices.max()) >= len(corpus.train_images):
+        raise ValueError(f"{run / DATA} is damaged (it names an image that is not there); train again")
+
+
+def training_seconds(run: Path) -> float | None:
+    """Seconds of training so far, from the last line of the metrics; None where that cannot be read."""
+    try:
+        lines = (run / METRICS).read_text(encoding="utf-8").splitlines()
+        seconds = float(json.loads(lines[-1])["seconds"])
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return None
+    return seconds if math.isfinite(seconds) else None

@@ -1,0 +1,362 @@
+"""A run folder as one object. Everything in it is read, and checked, when it is first asked for."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from ropaws.batch import Outputs
+from ropaws.config import RunConfig, read_config
+from ropaws.data.augment import center_view
+from ropaws.data.corpus import UNKNOWN, Corpus, Images
+from ropaws.data.datasets.mixes import MIXES
+from ropaws.data.datasets.truth import embedded_truth
+from ropaws.data.files.reading import drop_unreadable_tests
+from ropaws.data.files.streaming import ImageStack
+from ropaws.data.randomness import ANALYSIS, generator
+from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.methods import LabeledEmbeddings, Method
+from ropaws.methods.propagation import Kernel
+from ropaws.models import build_encoder
+from ropaws.runs.facts import (
+    DataFacts,
+    check_same_data,
+    digest_images,
+    load_support,
+    model_digest,
+    read_facts,
+    save_support,
+)
+from ropaws.runs.layout import CONFIG, EMBEDDINGS
+from ropaws.runs.outputs import (
+    HIDDEN,
+    OUT,
+    KeptOutputs,
+    LabeledOutputs,
+    PoolOutputs,
+    read_outputs,
+    write_outputs,
+)
+from ropaws.training.checkpoint import load_model
+from ropaws.training.hardware import choose_device, choose_precision, half_type
+from ropaws.training.progress import watch_files
+
+if TYPE_CHECKING:
+    from ropaws.analysis.evaluate import Evaluation
+    from ropaws.analysis.suggest import Suggestion
+    from ropaws.prediction.predict import ImageSource, Prediction
+
+POOL = 50_000  # unlabeled images that analyses look at, at most
+BATCH = 512  # images that the network sees at a time
+# Datasets without an unlabeled image of their own: what has no label there came with data.extra.
+FULLY_LABELED = ("cifar10", "cifar100", "svhn", "tiny-imagenet", "fashion-mnist", "imagenet")
+
+
+class Run:
+    """A trained run: settings, data facts, network, and what it says of images.
+
+    Nothing is read before it is needed: `Run("runs/mine").class_names` reads one small file, `.model` loads
+    the network, `.pool` embeds the unlabeled images unless an earlier call has kept the result.
+
+    Args:
+        path: The run folder.
+        device: Where to compute, such as "cpu" or "cuda:1". By default as the run was trained.
+        pool: Number of unlabeled images to look at, at most; 0 for all.
+        console: Where progress and warnings go; standard error by default.
+        corpus: The images of the run, if they are in memory already.
+
+    Raises:
+        FileNotFoundError: The path is not a run folder.
+        ValueError: A setting is wrong, or config.json is damaged.
+    """
+
+    def __init__(
+        self,
+        path: "Path | str | Run",
+        *,
+        device: str | None = None,
+        pool: int = POOL,
+        console: Console | None = None,
+        corpus: Corpus | None = None,
+    ) -> None:
+        if pool < 0:
+            raise ValueError(f"pool must be at least 0 (all), got {pool}")
+        self.path = Path(path)
+        self.device_name = device
+        self.pool_limit = pool
+        self.console = console or Console(stderr=True)
+        if corpus is not None:
+            vars(self)["corpus"] = drop_unreadable_tests(corpus)
+        self.config = read_run_config(self.path)
+        if device is not None:
+            choose_device(device)  # for its error: with kept outputs no device is needed
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    # What the folder holds
+
+    @property
+    def method(self) -> Method:
+        return self.config.method
+
+    @cached_property
+    def facts(self) -> DataFacts:
+        """Classes, label split, normalization."""
+        return read_facts(self.path)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.facts.class_names
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The trained network, in evaluation mode."""
+        return self._load_model()
+
+    def _load_model(self, snapshot: Path | None = None) -> nn.Module:
+        device = choose_device(self.device_name or self.config.train.device)
+        half = half_type(choose_precision(self.config.train.precision, device))
+        model = build_model(self.config, self.facts, half)
+        load_model(self.path, model, snapshot)
+        return model.to(device).eval()
+
+    def at_snapshot(self, weights: Path) -> "Run":
+        """The same run with the weights of an earlier step, see train.keep_every."""
+        earlier = Run(self.path, device=self.device_name, pool=self.pool_limit, console=self.console)
+        vars(earlier).update(facts=self.facts, corpus=self.corpus, model=self._load_model(weights))
+        vars(earlier)["support"] = earlier.embedded_support()
+        return earlier
+
+    @cached_property
+    def support(self) -> LabeledEmbeddings:
+        """The labeled images as the network sees them; computed again if lost, or of another model."""
+        found = load_support(self.path, self.facts)
+        if found is None:
+            found = self.embedded_support()
+            save_support(self.path, found.embeddings, self.facts.split)
+        return found
+
+    def embedded_support(self) -> LabeledEmbeddings:
+        """The labeled images, embedded by the model as it is."""
+        embeddings = self.embed(self.corpus.train_images, self.facts.split.indices)
+        return LabeledEmbeddings(embeddings, self.facts.split.labels, len(self.class_names))
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """How labels propagate through a pool: as the run was trained."""
+        return self.method.kernel(self.support)
+
+    @cached_property
+    def threshold(self) -> float:
+        """In-domain probability below which an image is out-of-class."""
+        return self.method.threshold(self.support)
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The images; an error where they are not there any more."""
+        corpus = load_corpus(self.config.data, watch=watch_files(self.console))
+        check_same_data(self.path, self.facts, corpus)
+        return drop_unreadable_tests(corpus)
+
+    # What the network says
+
+    @torch.no_grad()
+    def embed(self, images: Images, indices: Tensor | None = None) -> Tensor:
+        """Unit embeddings of the center views of images, of all or of some.
+
+        Args:
+            images: (n, channels, h, w) uint8, a tensor or images on disk.
+            indices: (m,) the images to embed; all of them by default.
+
+        Returns:
+            (m, d) on the CPU. One batch is held at a time.
+        """
+        rows = torch.arange(len(images)) if indices is None else indices
+        parts = [self.method.embed(self.model, self._view(images, part)).cpu() for part in rows.split(BATCH)]
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def outputs(self, images: Images, indices: Tensor | None = None, *, title: str = "") -> Outputs:
+        """What the method says of the center views of images; arguments as for embed.
+
+        title: shown with a progress bar, as a large pool takes minutes.
+        """
+        rows = torch.arange(len(images)) if indices is None else indices
+        if len(rows) == 0:
+            return self.method.classify(self.support.embeddings[:0], self.support)
+        batches: Iterable[Tensor] = rows.split(BATCH)
+        if title:
+            batches = watch_files(self.console)(batches, title, len(rows.split(BATCH)))
+        support = self._support_on_device
+        parts = [self.method.predict(self.model, self._view(images, part), support) for part in batches]
+        return Outputs(
+            *(torch.cat([value.cpu().float() for value in values]) for values in zip(*parts, strict=True))
+        )
+
+    @cached_property
+    def _support_on_device(self) -> LabeledEmbeddings:
+        device = next(self.model.parameters()).device
+        support = self.support
+        return LabeledEmbeddings(support.embeddings.to(device), support.labels.to(device), support.classes)
+
+    def _view(self, images: Images, rows: Tensor) -> Tensor:
+        device = next(self.model.parameters()).device
+        return center_view(images[rows].to(device), self.config.augment.size, self.facts.normalize)
+
+    @property
+    def pool(self) -> PoolOutputs:
+        """What the method says of the unlabeled images."""
+        return self._kept.pool
+
+    @property
+    def test(self) -> LabeledOutputs:
+        """What the method says of the test images."""
+        return self._kept.test
+
+    @cached_property
+    def _kept(self) -> KeptOutputs:
+        """From the run folder, or from the images where that is not there or not of this model."""
+        kept = self._read_kept()
+        return kept if kept is not None and self._covers(kept.pool) else self._compute_outputs()
+
+    def _read_kept(self) -> KeptOutputs | None:
+        def classify(embedding: Tensor) -> Outputs:
+            return self.method.classify(embedding, self.support)
+
+        return read_outputs(self.path / EMBEDDINGS, self._made_from(), len(self.class_names), classify)
+
+    def _made_from(self) -> dict[str, str]:
+        return {"model": model_digest(self.path), "data": self.facts.digest}
+
+    def _covers(self, pool: PoolOutputs) -> bool:
+        """Were as many unlabeled images looked at as are asked for now?"""
+        return len(pool.positions) + pool.unreadable == min(self.pool_limit or pool.size, pool.size)
+
+    def _compute_outputs(self) -> KeptOutputs:
+        kept = KeptOutputs(self._pool_outputs(), self._test_outputs(), fingerprint(self.corpus))
+        write_outputs(self.path / EMBEDDINGS, kept, self._made_from())
+        return kept
+
+    def _pool_outputs(self) -> PoolOutputs:
+        corpus, most = self.corpus, self.pool_limit
+        everything = torch.arange(len(corpus.train_images))
+        unlabeled = everything[~torch.isin(everything, self.facts.split.indices)]
+        chosen = unlabeled
+        if 0 < most < len(unlabeled):
+            order = torch.randperm(len(unlabeled), generator=generator(0, ANALYSIS))
+            chosen = unlabeled[order[:most].sort().values]
+        readable = _readable(corpus.train_images, chosen)
+        title = f"Looking at {len(readable):,} unlabeled images, batches"
+        return PoolOutputs(
+            self.outputs(corpus.train_images, readable, title=title),
+            readable,
+            pool_truth(corpus, self.config.data)[readable],
+            len(unlabeled),
+            len(chosen) - len(readable),
+            tuple(corpus.train_names[i] for i in readable.tolist()) if corpus.train_names else (),
+        )
+
+    def _test_outputs(self) -> LabeledOutputs:
+        images = self.corpus.test_images
+        outputs = self.outputs(images, title=f"Looking at {len(images):,} test images, batches")
+        return LabeledOutputs(outputs, self.corpus.test_labels)
+
+    def refresh(self) -> None:
+        """Compute the outputs again if the images are at hand and the test set or its labels have changed.
+
+        Training images that have changed are an error, as the split names them by position.
+        """
+        try:
+            corpus = self.corpus
+        except OSError as error:
+            line = f"The images are not at hand ({error}); using what is kept."
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            return
+        kept = self._read_kept()
+        if kept is not None and not torch.equal(kept.fingerprint, fingerprint(corpus)):
+            vars(self)["_kept"] = self._compute_outputs()
+
+    # What people ask of a run
+
+    def evaluate(self, only: Sequence[str] | None = None) -> "Evaluation":
+        """Analyze the run; see ropaws.evaluate."""
+        from ropaws.analysis.evaluate import evaluate_run
+
+        return evaluate_run(self, only=only)
+
+    def predict(
+        self, images: "ImageSource", *, threshold: float | None = None, propagate: bool = False
+    ) -> "list[Prediction]":
+        """Labels for images; see ropaws.predict."""
+        from ropaws.prediction.predict import predict_images
+
+        return predict_images(self, images, threshold=threshold, propagate=propagate)
+
+    def suggest(self, n: int = 50) -> "list[Suggestion]":
+        """The unlabeled images most worth a label; see ropaws.suggest."""
+        from ropaws.analysis.suggest import suggest_images
+
+        return suggest_images(self, n)
+
+    def report(self, out: Path | str | None = None, *, baseline: Path | str | None = None) -> Path:
+        """Write one self-contained page about the run, evaluating it first if that was not done.
+
+        Args:
+            out: The page; by default RUN/report.html.
+            baseline: A run of the supervised baseline to compare with; by default RUN/supervised, if any.
+
+        Returns:
+            The path of the page.
+        """
+        from ropaws.analysis.report import report_run
+
+        return report_run(self, out, baseline=baseline)
+
+
+def read_run_config(run: Path) -> RunConfig:
+    """config.json of a run folder."""
+    if not (run / CONFIG).is_file():
+        raise FileNotFoundError(f"{run} is not a run folder: it has no {CONFIG}; `ropaws train` makes one")
+    return read_config(run / CONFIG)
+
+
+def build_model(config: RunConfig, facts: DataFacts, autocast: torch.dtype | None) -> nn.Module:
+    """The network of a run with random weights from torch's global generator."""
+    encoder = build_encoder(config.model, channels=len(facts.normalize.mean), autocast=autocast)
+    model = config.method.build(encoder, classes=len(facts.class_names), pool=facts.images)
+    channels_last: Any = torch.channels_last
+    return model.to(memory_format=channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def fingerprint(corpus: Corpus) -> Tensor:
+    """Of all that analyses take from the data beside the training images.   ->  (k,) uint8"""
+    state = hashlib.blake2b(digest_images(corpus.test_images).encode(), digest_size=16)
+    for labels in (corpus.test_labels, corpus.train_labels):
+        state.update(labels.numpy().tobytes())
+    return torch.tensor(list(state.digest()), dtype=torch.uint8)
+
+
+def _readable(images: Images, index: Tensor) -> Tensor:
+    if not isinstance(images, ImageStack):
+        return index
+    bad = images.unreadable(index)
+    return index[torch.tensor([position not in bad for position in index.tolist()], dtype=torch.bool)]
+
+
+def pool_truth(corpus: Corpus, data: DataConfig) -> Tensor:
+    """What every training image is, as far as it is known: class, OUT or HIDDEN.   ->  (n,)"""
+    truth = corpus.train_labels
+    if data.labeled is None and data.source == "fashion-demo" and not data.extra:
+        known = embedded_truth().labels  # the classes come first, then what is out-of-class
+        return torch.where(known < len(corpus.class_names), known, OUT)
+    known_parts = data.source in MIXES or (bool(data.extra) and data.source in FULLY_LABELED)
+    return truth if data.labeled is None and known_parts else torch.where(truth == UNKNOWN, HIDDEN, truth)

@@ -1,0 +1,502 @@
+"""train(config), resume(run): build the parts, drive the loop. A run is a folder."""
+
+import contextlib
+import copy
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from ropaws import __version__
+from ropaws.config import RunConfig, differences, from_json, to_json, with_steps
+from ropaws.data.corpus import Corpus, measure_normalization
+from ropaws.data.files.reading import ImageFiles, check_unreadable
+from ropaws.data.files.streaming import ImageStack
+from ropaws.data.loaders import BatchStream, TrainingData
+from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
+from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.data.splits import Labeled, choose_split
+from ropaws.distributed import (
+    Place,
+    any_process,
+    gather_constants,
+    joined,
+    place,
+    planned_place,
+    same_everywhere,
+    wait_for_all,
+)
+from ropaws.methods import encoder_of, method_name
+from ropaws.models import check_model, load_init
+from ropaws.models.synced_norm import synchronize_norms
+from ropaws.runs.atomic import read_json, refuse_link, write_json
+from ropaws.runs.facts import (
+    DataFacts,
+    check_same_data,
+    check_target,
+    digest_images,
+    read_facts,
+    save_support,
+    write_facts,
+    write_unreadable,
+)
+from ropaws.runs.layout import CONFIG, ENVIRONMENT, METRICS, UNREADABLE, WITHOUT_EFFECT
+from ropaws.runs.run import Run, build_model, read_run_config
+from ropaws.training.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+    save_model,
+    save_snapshot,
+    weights_are_finite,
+)
+from ropaws.training.hardware import (
+    Precision,
+    choose_device,
+    choose_precision,
+    half_type,
+    keep_freed_memory,
+)
+from ropaws.training.interrupt import stop_between_steps
+from ropaws.training.loop import Taken, TrainingDivergedError, fit
+from ropaws.training.optim import LARS, build_optimizer, learning_rate
+from ropaws.training.progress import show_progress, watch_files
+from ropaws.training.trackers import Trackers, check_trackers, drop_metrics_from, open_trackers
+
+PROBE_STEPS = 6
+COLLAPSE_WARNING = (
+    "Warning: the network hardly tells the labeled images apart, so its labels mean little. Train longer"
+    " (--budget or --train.steps), or with milder views (--augment.solarize 0 --augment.equalize 0)."
+)
+COLLAPSED = 0.98  # mean similarity of the labeled images above which nothing is told apart
+
+
+class TrainingStopped(KeyboardInterrupt):
+    """Training ended early on request; everything up to the last step is saved."""
+
+    def __init__(self, run: Path, step: int) -> None:
+        super().__init__(f"stopped after step {step}; resume with `ropaws train --resume {run}`")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What training needs, built and checked."""
+
+    corpus: Corpus
+    facts: DataFacts
+    model: nn.Module
+    optimizer: Optimizer
+    scaler: GradScaler
+    device: torch.device
+    precision: Precision
+
+
+class TrainedRun(NamedTuple):
+    """A run that has just been trained, and its images, which need not be read again."""
+
+    path: Path
+    corpus: Corpus
+
+
+def train(
+    config: RunConfig,
+    out: Path | str,
+    *,
+    budget: float | None = None,
+    choices: Sequence[str] = (),
+    console: Console | None = None,
+) -> Path:
+    """Train a model. The result is a run folder with config, split, metrics, checkpoint and model.
+
+    Started several times by torchrun or SLURM, the processes share the work; the first one writes.
+
+    Args:
+        config: All settings, for example from `ropaws.recipes`.
+        out: The run folder; must not hold a run yet.
+        budget: Seconds to train for, from which the number of steps is computed.
+        choices: Reasons for the settings, kept with the run.
+        console: Where progress goes; standard error by default.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ValueError: A setting or the data is wrong. Nothing has been written.
+        TrainingStopped: Ctrl-C or SIGTERM; everything is saved, and `resume` continues.
+        TrainingDivergedError: The loss is not a number any more; the last good checkpoint is kept.
+    """
+    return train_run(config, out, budget=budget, choices=choices, console=console).path
+
+
+def train_run(
+    config: RunConfig,
+    out: Path | str,
+    *,
+    budget: float | None = None,
+    choices: Sequence[str] = (),
+    console: Console | None = None,
+    files: ImageFiles | None = None,
+) -> TrainedRun:
+    """As train; files: the image files of the run, if they are listed already."""
+    run = Path(out)
+    check_target(run)
+    check_trackers(config.train.log)
+    check_model(config.model)
+    if config.data.split is not None and not config.data.split.is_file():
+        raise FileNotFoundError(
+            f"data.split: no file at {config.data.split}; every run has one: RUN/split.txt"
+        )
+    device = choose_device(config.train.device, planned_place().local_rank)
+    with joined(device) as at:
+        console = _console(console, at)
+        # All that can be wrong with the settings and the data is found before anything is written.
+        corpus = _load_in_turn(config.data, console, at, files)
+        parts = _prepare(config, corpus, device, console)
+        if config.model.init is not None:
+            left = load_init(
+                encoder_of(parts.model), config.model, config.method.init, channels=corpus.channels
+            )
+            choices = (*choices, _describe_init(config.model.init, left))
+            console.print(choices[-1], highlight=False)
+        if budget is not None:
+            steps = max(1, int(budget / _seconds_per_step(config, parts)))
+            config = with_steps(config, steps)
+            choices = (*choices, f"{steps} steps of {config.train.batch}: what fits into {budget:.0f} s")
+            console.print(choices[-1], highlight=False)
+        if at.rank == 0:
+            _start_folder(run, config, parts, choices, at)
+        if parts.corpus.unreadable:
+            unreadable = f"{len(parts.corpus.unreadable)} unreadable images left out"
+            console.print(f"{unreadable}, listed in {run / UNREADABLE}")
+        _fit(run, config, parts, console, start=0, seconds=0.0)
+    return TrainedRun(run, parts.corpus)
+
+
+def _prepare(config: RunConfig, corpus: Corpus, device: torch.device, console: Console) -> Parts:
+    split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
+    facts = DataFacts(
+        corpus.class_names,
+        split,
+        measure_normalization(corpus.train_images),
+        digest_images(corpus.train_images),
+        tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else (),
+        len(corpus.train_images),
+    )
+    return _build(config, corpus, facts, device, choose_precision(config.train.precision, device))
+
+
+def resume(run: Path | str, *, console: Console | None = None) -> Path:
+    """Continue a run that was interrupted. Weights and losses are those of an uninterrupted one.
+
+    Args:
+        run: The run folder.
+        console: Where progress goes; standard error by default.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        ValueError: The folder is damaged, or its data or settings have changed.
+    """
+    return resume_run(run, console=console).path
+
+
+def resume_run(run: Path | str, *, console: Console | None = None) -> TrainedRun:
+    """As resume."""
+    run = Path(run)
+    config = read_run_config(run)
+    facts = read_facts(run)
+    device = choose_device(config.train.device, planned_place().local_rank)
+    with joined(device) as at:
+        console = _console(console, at)
+        corpus = _load_in_turn(config.data, console, at)
+        check_same_data(run, facts, corpus)
+        parts = _build(config, corpus, facts, device, _read_precision(run))
+        checkpoint = load_checkpoint(run, device, lambda line: console.print(line, highlight=False))
+        _check_same_run(run, config, facts, checkpoint)
+        restore(checkpoint, parts.model, parts.optimizer, parts.scaler)
+        _fit(run, config, parts, console, start=checkpoint.next_step, seconds=checkpoint.seconds)
+    return TrainedRun(run, corpus)
+
+
+def _read_precision(run: Path) -> Precision:
+    """In which the run was started; another one would give other numbers."""
+    environment = read_json(run / ENVIRONMENT)
+    precision = environment.get("precision", "fp32") if isinstance(environment, dict) else None
+    if precision not in ("fp32", "bf16", "fp16"):
+        raise ValueError(f"{run / ENVIRONMENT} is damaged (precision {str(precision)[:40]!r}); restore it")
+    known: Precision = precision
+    return known
+
+
+def _console(console: Console | None, at: Place) -> Console:
+    """Only the first process speaks."""
+    return (console or Console(stderr=True)) if at.rank == 0 else Console(quiet=True)
+
+
+def _load_in_turn(data: DataConfig, console: Console, at: Place, files: ImageFiles | None = None) -> Corpus:
+    """The first process goes first: it may have to download, or to fill the cache."""
+    if at.rank > 0:
+        wait_for_all()
+    corpus = load_corpus(data, files=files, watch=watch_files(console))
+    if at.rank == 0:
+        wait_for_all()
+    return corpus
+
+
+def _check_same_run(run: Path, config: RunConfig, facts: DataFacts, checkpoint: Checkpoint) -> None:
+    """A checkpoint of other settings or data would be loaded into the wrong run."""
+    made_by = checkpoint.made_by
+    changed = differences(to_json(from_json(made_by["config"])), to_json(config), free=WITHOUT_EFFECT)
+    if made_by["digest"] != facts.digest:
+        changed.append("the training images are others")
+    elif made_by["split"] != facts.split.indices.tolist():
+        changed.append("the labeled images are others")
+    if checkpoint.next_step > config.train.steps:
+        changed.append(f"its next step is {checkpoint.next_step} of {config.train.steps}")
+    if changed:
+        raise ValueError(
+            f"the checkpoint of {run} was made by other settings: {'; '.join(changed)}."
+            " Put them back, or train a new run"
+        )
+
+
+def _describe_init(init: Path, left: Sequence[str]) -> str:
+    unused = f"; left out: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''}" if left else ""
+    return f"backbone starts from {init}{unused}"
+
+
+def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:
+    """Where images are read while training: the labeled ones are looked at before."""
+    if not isinstance(corpus.train_images, ImageStack):
+        return split, corpus
+    console.print(f"Reading {len(split.indices):,} labeled images once", highlight=False)
+    bad = corpus.train_images.unreadable(split.indices)
+    names = {corpus.train_names[position]: reason for position, reason in bad.items()}
+    check_unreadable(names, len(split.indices))
+    kept = torch.tensor([position not in bad for position in split.indices.tolist()])
+    lost = set(split.labels.tolist()) - set(split.labels[kept].tolist())
+    if lost:
+        raise ValueError(f"class {corpus.class_names[min(lost)]!r} has no readable labeled image")
+    readable = Labeled(split.indices[kept], split.labels[kept])
+    return readable, corpus._replace(unreadable=corpus.unreadable + tuple(names.items()))
+
+
+def _build(
+    config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.device, precision: Precision
+) -> Parts:
+    # Drawn once here for their errors: a batch larger than the pool, more classes than there are, batches
+    # that the processes cannot share.
+    if config.method.views(config.augment):
+        unlabeled_indices(0, batch=config.train.batch, pool=len(corpus.train_images), seed=config.train.seed)
+    positions, _ = support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
+    support_share(len(positions), config.support, place())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.train.seed)
+        model = build_model(config, facts, half_type(precision)).to(device)
+    synchronize_norms(model, device)
+    optimizer = build_optimizer(model, config.optim)
+    scaler = GradScaler(device.type, enabled=precision == "fp16")
+    parts = Parts(corpus, facts, model, optimizer, scaler, device, precision)
+    _stream(config, parts)
+    return parts
+
+
+def fit_in_memory(config: RunConfig, corpus: Corpus, facts: DataFacts, device: str | None) -> nn.Module:
+    """Train without a run folder, for settings that are tried. Returns the model, in evaluation mode."""
+    chosen = choose_device(device or config.train.device)
+    parts = _build(config, corpus, facts, chosen, choose_precision(config.train.precision, chosen))
+    load_init(encoder_of(parts.model), config.model, config.method.init, channels=corpus.channels)
+    stream, total = _stream(config, parts), config.train.steps
+    rate = learning_rate(config.optim, total)
+    for _ in fit(
+        parts.model,
+        config.method,
+        stream.batches(0, total),
+        parts.optimizer,
+        rate,
+        parts.scaler,
+        stream.pool_pass,
+    ):
+        pass
+    return parts.model.eval()
+
+
+def _seconds_per_step(config: RunConfig, parts: Parts) -> float:
+    """Measured on a copy of the model, so that training itself starts from the same weights."""
+    model = copy.deepcopy(parts.model)
+    stream = _stream(config, parts)
+    still = LARS((weight for weight in model.parameters() if weight.requires_grad), lr=0.0)
+    batches = stream.batches(0, PROBE_STEPS)
+    steps = fit(model, config.method, batches, still, lambda step: 0.0, pool_pass=stream.pool_pass)
+    moments = [time.perf_counter() for _ in steps]
+    # From the end of the first step: it pays for buffers that the others reuse. The slowest process counts.
+    seconds = torch.tensor([(moments[-1] - moments[0]) / (PROBE_STEPS - 1)], device=parts.device)
+    return float(gather_constants(seconds).amax())
+
+
+def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[str], at: Place) -> None:
+    """What the run is made from. The config comes last: a folder that has one can be resumed."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / METRICS).unlink(missing_ok=True)
+    write_facts(run, parts.facts)
+    write_unreadable(run, dict(parts.corpus.unreadable))
+    write_json(
+        run / ENVIRONMENT,
+        {
+            "ropaws": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": str(parts.device),
+            "precision": parts.precision,
+            "processes": at.size,
+            "threads": torch.get_num_threads(),
+            "choices": list(choices),
+        },
+    )
+    _save(run, config, parts, next_step=0, seconds=0.0)
+    write_json(run / CONFIG, to_json(config))
+
+
+def _save(run: Path, config: RunConfig, parts: Parts, *, next_step: int, seconds: float) -> None:
+    made_by = {
+        "config": to_json(config),
+        "digest": parts.facts.digest,
+        "split": parts.facts.split.indices.tolist(),
+        "ropaws": __version__,
+    }
+    save_checkpoint(
+        run,
+        Checkpoint(
+            parts.model.state_dict(),
+            parts.optimizer.state_dict(),
+            parts.scaler.state_dict(),
+            next_step,
+            seconds,
+            made_by,
+        ),
+    )
+
+
+def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start: int, seconds: float) -> None:
+    """Drive the loop: save, log, show; stop between steps when asked to."""
+    writes = place().rank == 0
+    if parts.device.type == "cpu":
+        keep_freed_memory()
+    same_everywhere(parts.model)
+    if config.train.compile:
+        encoder_of(parts.model).backbone.compile()  # in place: the names of the weights stay
+    total, every = config.train.steps, config.train.checkpoint_every
+    stream = _stream(config, parts)
+    stream.unreadable.update(parts.corpus.unreadable)
+    steps = fit(
+        parts.model,
+        config.method,
+        stream.batches(start, total),
+        parts.optimizer,
+        learning_rate(config.optim, total),
+        parts.scaler,
+        stream.pool_pass,
+    )
+    shown = show_progress(
+        steps,
+        title=method_name(config.method),
+        start=start,
+        total=total,
+        batch=config.train.batch,
+        console=console,
+    )
+    began = time.perf_counter() - seconds
+    trackers = _open_trackers(run, config, start) if writes else Trackers([])
+    # Closed on the way out, so that a progress bar ends before anything else is printed.
+    with contextlib.closing(trackers), contextlib.closing(shown), stop_between_steps() as request:
+        for taken in shown:
+            done, seconds = taken.step + 1, time.perf_counter() - began
+            trackers.write(_row(taken, seconds, parts.device))
+            stop = any_process(request.signal is not None, parts.device)
+            if done % every == 0 or done == total or stop:
+                if not weights_are_finite(parts.model):
+                    what = "a weight is no longer finite"
+                    raise TrainingDivergedError(what, taken.step, taken.losses, taken.rate)
+                if writes:
+                    _save(run, config, parts, next_step=done, seconds=seconds)
+                    write_unreadable(run, stream.unreadable)
+            if writes and config.train.keep_every and done % config.train.keep_every == 0:
+                save_snapshot(run, parts.model, done)
+            if stop:
+                wait_for_all()  # no process ends before the checkpoint is whole
+                raise TrainingStopped(run, taken.step)
+    if writes:
+        _finish(run, config, parts, console, len(stream.unreadable) - len(parts.corpus.unreadable))
+    wait_for_all()
+
+
+def _finish(run: Path, config: RunConfig, parts: Parts, console: Console, replaced: int) -> None:
+    """The model, and the labeled images as it sees them."""
+    save_model(run, parts.model)
+    finished = Run(run, device=str(parts.device), console=console)
+    vars(finished).update(facts=parts.facts, model=parts.model.eval())
+    support = finished.embed(parts.corpus.train_images, parts.facts.split.indices)
+    save_support(run, support, parts.facts.split)
+    if replaced:
+        console.print(f"{replaced} unreadable images were replaced by others, listed in {run / UNREADABLE}")
+    if float((support @ support.T).mean()) > COLLAPSED:
+        console.print(COLLAPSE_WARNING, highlight=False)
+
+
+def _open_trackers(run: Path, config: RunConfig, start: int) -> Trackers:
+    refuse_link(run / METRICS)
+    drop_metrics_from(run / METRICS, start)
+    return open_trackers(run, METRICS, config.train.log, start=start, config=to_json(config))
+
+
+def _stream(config: RunConfig, parts: Parts) -> BatchStream:
+    images = parts.corpus.train_images
+    if isinstance(images, torch.Tensor):
+        images = images.to(parts.device)
+    split = parts.facts.split
+    return BatchStream(
+        TrainingData(images, split.indices, split.labels, parts.facts.normalize),
+        config.method.views(config.augment),
+        config.method.labeled_view(config.augment),
+        config.support,
+        config.train.batch,
+        config.train.seed,
+        config.augment.size,
+        device=parts.device,
+    )
+
+
+def _row(taken: Taken, seconds: float, device: torch.device) -> dict[str, Any]:
+    losses = taken.losses
+    parts = {name: float(value) for name, value in losses.parts.items()}
+    return {
+        "step": taken.step,
+        "loss": float(losses.total),
+        **parts,
+        "learning_rate": taken.rate,
+        "seconds": round(seconds, 3),
+        "data_seconds": round(taken.data_seconds, 4),
+        "memory_gb": round(_peak_memory(device) / 2**30, 3),
+    }
+
+
+def _peak_memory(device: torch.device) -> float:
+    """Most bytes so far: of the GPU, or of this process."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    if platform.system() == "Windows":
+        return 0.0  # has no such counter
+    import resource
+
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)

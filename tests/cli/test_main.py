@@ -1,0 +1,238 @@
+"""The command line as a user meets it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ropaws import recipes
+from ropaws.cli.main import main
+from ropaws.config import read_config, to_json
+from ropaws.methods import PAWS
+from tests import tiny
+
+
+def fails(capsys, *arguments):
+    """Exit code 2 and one line on stderr; that line."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert said.startswith("ropaws: ")
+    return said
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A config.json of a tiny run."""
+    path = tmp_path / "base.json"
+    path.write_text(json.dumps(to_json(tiny.config(tiny.write_data(tmp_path / "data.npz")))))
+    return path
+
+
+def test_help_names_every_command(capsys):
+    main(["--help"])
+    text = capsys.readouterr().out
+    for command in ("demo", "train", "evaluate", "recipes"):
+        assert f"  {command} " in text
+        with pytest.raises(SystemExit) as end:
+            main([command, "--help"])
+        assert end.value.code in (0, None)
+        assert f"usage: ropaws {command}" in capsys.readouterr().out
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("ropaws 0.")
+
+
+def test_train_help_lists_every_field(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for flag in (
+        "--recipe",
+        "--resume",
+        "--method.prior-temperature",
+        "--model.backbone",
+        "--data.source",
+        "--augment.small-crops",
+        "--support.views",
+        "--optim.peak",
+        "--train.steps",
+    ):
+        assert flag in text
+
+
+def test_recipes_are_listed_and_shown(capsys):
+    main(["recipes"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in recipes.RECIPES)
+    main(["recipes", "cifar10-25"])
+    assert json.loads(capsys.readouterr().out) == to_json(recipes.get("cifar10-25"))
+
+
+def test_any_field_is_a_flag_and_a_config_repeats_the_run(base, tmp_path, capsys):
+    one, two = tmp_path / "one", tmp_path / "two"
+    main(
+        ["train", str(base), "--method", "paws", "--method.temperature", "0.2", "--train.steps", "2",
+         "--augment.scale", "0.5", "0.9", "--out", str(one)]
+    )  # fmt: skip
+    config = read_config(one / "config.json")
+    assert config.method == PAWS(temperature=0.2)
+    assert config.augment.scale == (0.5, 0.9)
+    assert config.train.steps == 2
+    main(["train", str(one / "config.json"), "--out", str(two)])
+    assert read_config(two / "config.json") == config
+    first, second = ((run / "metrics.jsonl").read_text().splitlines() for run in (one, two))
+    assert [json.loads(line)["loss"] for line in first] == [json.loads(line)["loss"] for line in second]
+
+
+def test_ablation_switches_are_flags(base, tmp_path):
+    main(["train", str(base), "--method.no-reweighting", "--method.no-in-domain-prior", "--train.steps", "1",
+          "--out", str(tmp_path / "run")])  # fmt: skip
+    method = read_config(tmp_path / "run" / "config.json").method
+    assert (method.reweighting, method.in_domain_prior, method.semi_supervised_density) == (
+        False,
+        False,
+        True,
+    )
+
+
+def test_evaluate_prints_a_table_or_json(base, tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", str(base), "--out", str(run)])
+    capsys.readouterr()
+    main(["evaluate", str(run)])
+    assert "accuracy" in capsys.readouterr().out
+    main(["evaluate", str(run), "--json"])
+    assert json.loads(capsys.readouterr().out) == json.loads((run / "evaluation.json").read_text())
+    main(["evaluate", str(run), "--device", "cpu"])
+    assert "device" in fails(capsys, "evaluate", str(run), "--device", "nonsense")
+
+
+def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", str(base), "--out", str(run)])
+    before = (run / "metrics.jsonl").read_text()
+    main(["train", "--resume", str(run)])
+    assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["trian"], "unknown command 'trian', did you mean 'train'?"),
+        (["train"], "say what to train: --labeled FOLDER"),
+        (["train", "--recipe", "dmeo"], "unknown recipe 'dmeo', did you mean 'demo'?"),
+        (["train", "--recipe", "demo", "--method", "pawz"], "unknown method 'pawz', did you mean 'paws'?"),
+        (
+            ["train", "--recipe", "demo", "--method.prior-temprature", "1"],
+            "unknown option --method.prior-temprature, did you mean --method.prior-temperature?",
+        ),
+        (["train", "--recipe", "demo", "--train.steps", "0"], "train.steps must be at least 1, got 0"),
+        (["train", "--recipe", "demo", "--train.steps", "many"], "--train.steps"),
+        (["train", "--recipe", "demo", "stray"], "stray argument 'stray'"),
+        (["train", "--recipe", "demo", "--train.batch", "5001"], "use at most 5000"),
+        (["train", "--recipe", "demo", "--data.labels-per-class", "101"], "ask for at most 100"),
+        (["train", "--recipe", "demo", "--data.source", "x.npz"], "no data file at x.npz"),
+        (["train", "--recipe", "demo", "--train.device", "cuda:99"], "cannot be used here"),
+        (["train", "--recipe", "cifar10-4", "--data.no-download"], "no cifar10 below"),
+        (["train", "nowhere.json"], "no file at nowhere.json"),
+        (["train", "nowhere.json", "--recipe", "demo"], "not from both"),
+        (["train", "--resume"], "--resume: expected one argument"),
+        (["train", "--recipe", "demo", "--train.batch", "1"], "train.batch must be at least 2, got 1"),
+        (
+            ["train", "--recipe", "demo", "--train.seed", str(1 << 65)],
+            "train.seed must be at least 0 and below",
+        ),
+        (["train", "--recipe", "demo", "--method.temperature", "inf"], "method.temperature must be positive"),
+        (["train", "--recipe", "demo", "--method.reweight-power", "inf"], "method.reweight_power must be"),
+        (["train", "--recipe", "demo", "--optim.start", "nan"], "optim.start must be at least 0, got nan"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
+        (["train", "--resume", "nowhere", "--train.steps", "3"], "takes no other option"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
+        (["evaluate"], "required"),
+        (["demo", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["demo", "--labels-per-class", "0"], "--labels-per-class must be at least 1, got 0"),
+        (["demo", "--labels-per-class", "101"], "ask for at most 100"),
+        (["demo", "--steps", "0"], "train.steps must be at least 1, got 0"),
+        (["demo", "--sedes", "2"], "unknown option --sedes, did you mean --seeds?"),
+        (["recipes", "cifar"], "unknown recipe 'cifar'"),
+    ],
+)
+def test_bad_input_gets_one_line_and_writes_nothing(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert words in fails(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corrupt_config_and_a_corrupt_data_file_are_named(capsys, tmp_path, base):
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"train": {"stepz": 3}}')
+    assert "bad.json: unknown field 'train.stepz', did you mean 'steps'?" in fails(capsys, "train", str(bad))
+    (tmp_path / "data.npz").write_bytes(b"PK\x03\x04 broken")
+    out = tmp_path / "run"
+    assert "data.npz is not a readable .npz file" in fails(capsys, "train", str(base), "--out", str(out))
+    assert not out.exists()
+
+
+def test_an_existing_run_is_not_overwritten(capsys, base, tmp_path):
+    main(["train", str(base), "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    assert "holds a run already" in fails(capsys, "train", str(base), "--out", str(tmp_path / "run"))
+
+
+def test_the_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "ropaws", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("ropaws ")
+
+
+def test_warm_up_keeps_its_share_of_another_number_of_steps(tmp_path):
+    """A recipe of 400 steps with 40 of warm-up, for 20 steps; and what is set by hand is kept."""
+    data = tiny.write_data(tmp_path / "data.npz")
+    base = ["train", "--recipe", "demo", "--data.source", str(data), "--data.labels-per-class", "2",
+            "--train.batch", "8", "--train.steps", "20"]  # fmt: skip
+    for name, more, warmup in (("a", [], 2), ("b", ["--optim.warmup", "7"], 7)):
+        main([*base, *more, "--out", str(tmp_path / name)])
+        assert json.loads((tmp_path / name / "config.json").read_text())["optim"]["warmup"] == warmup
+
+
+def test_a_budget_and_a_number_of_steps_exclude_each_other(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "train",
+                "--recipe",
+                "demo",
+                "--budget",
+                "5s",
+                "--train.steps",
+                "9",
+                "--out",
+                str(tmp_path / "x"),
+            ]
+        )
+    assert "--budget works out the number of steps" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_hold_a_run_is_found_before_anything_is_read(tmp_path, capsys):
+    (tmp_path / "file").write_text("x")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(SystemExit):
+            main(["train", "--recipe", "demo", "--out", str(out)])
+        assert "is a file; a run is a folder" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_torch_is_loading_ends_quietly(monkeypatch, capsys):
+    from ropaws import __main__ as entry
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropaws.cli.main.main", interrupted)
+    with pytest.raises(SystemExit) as end:
+        entry.main()
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "ropaws: interrupted\n"

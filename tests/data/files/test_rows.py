@@ -1,0 +1,202 @@
+"""Arrays and Hugging Face datasets as sources, on the command line and from Python."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+import ropaws
+from ropaws.cli.main import main
+from ropaws.data.files.decoding import read_square
+from ropaws.data.files.listing import list_labeled, list_unlabeled
+from ropaws.data.files.rows import load_arrays
+from tests import tiny
+
+NAMES = ("rows", "columns", "block")
+
+
+def arrays(count=9, seed=0, out=0):
+    random = np.random.default_rng(seed)
+    labels = [*(i % 3 for i in range(count)), *[-1] * out]
+    return np.stack([tiny.draw(label, random) for label in labels]), np.array(labels)
+
+
+def dataset(count=9, seed=0, out=0, names=NAMES):
+    images, labels = arrays(count, seed, out)
+    features = datasets.Features(
+        {"image": datasets.Image(), "kind": datasets.ClassLabel(names=list(names))}
+    )
+    rows = {"image": [Image.fromarray(image) for image in images], "kind": labels.tolist()}
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def test_an_npz_is_a_labeled_source(tmp_path):
+    images, labels = arrays(out=3)
+    path = tmp_path / "a.npz"
+    np.savez(path, images=images, labels=labels)
+    listing = list_labeled(path)
+    assert listing.labels == ("0", "1", "2") * 3 + (None,) * 3
+    np.testing.assert_array_equal(read_square(listing.images[4], 12)[:, :, 0], images[4])
+    assert str(listing.images[4]) == f"{path}#4"
+    np.savez(path, images=images, labels=labels, class_names=np.array(NAMES))
+    assert list_labeled(path).labels[:3] == NAMES
+    names = np.array([*NAMES * 3, "", "", ""])
+    np.savez(path, train_images=np.repeat(images[:, :, :, None], 3, axis=3), train_labels=names)
+    assert list_labeled(path).labels == NAMES * 3 + (None,) * 3
+    assert list_unlabeled(path).labels == (None,) * 12
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"images": None}, "has no array 'images'; it has labels"),
+        ({"images": np.zeros((9, 4, 4))}, "must be uint8"),
+        ({"labels": np.zeros(3, int)}, "one for each of 9 images"),
+        ({"labels": np.full(9, 0.5)}, "a label is a name, a class number from 0"),
+        ({"labels": np.full(9, -2)}, "a label is a name, a class number from 0"),
+        ({"class_names": np.array(["one"])}, "label 1, but there are only 1 class names"),
+    ],
+)
+def test_a_wrong_npz_says_what_is_wrong(tmp_path, changes, words):
+    images, labels = arrays()
+    content = {"images": images, "labels": labels, **changes}
+    np.savez(tmp_path / "a.npz", **{name: value for name, value in content.items() if value is not None})
+    with pytest.raises(ValueError, match=words):
+        list_labeled(tmp_path / "a.npz")
+
+
+def test_a_file_that_was_written_again_is_read_again(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, images=np.zeros((1, 4, 4), np.uint8))
+    assert load_arrays(path)["images"].max() == 0
+    np.savez(path, images=np.ones((2, 4, 4), np.uint8))
+    assert load_arrays(path)["images"].shape == (2, 4, 4)
+
+
+def test_a_saved_dataset_is_a_source(tmp_path):
+    dataset(out=2).save_to_disk(tmp_path / "saved")
+    listing = list_labeled(tmp_path / "saved")
+    assert listing.labels == NAMES * 3 + (None, None)
+    np.testing.assert_array_equal(read_square(listing.images[5], 12)[:, :, 0], arrays(out=2)[0][5])
+    assert len(list_unlabeled(tmp_path / "saved").images) == 11
+    plain = dataset().remove_columns("kind")
+    plain.save_to_disk(tmp_path / "plain")
+    with pytest.raises(ValueError, match="has no label"):
+        list_labeled(tmp_path / "plain")
+    datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(tmp_path / "text")
+    with pytest.raises(ValueError, match="has no column of images; it has text"):
+        list_unlabeled(tmp_path / "text")
+
+
+def test_splits_of_a_saved_dataset_are_named(tmp_path):
+    datasets.DatasetDict({"train": dataset(), "test": dataset(seed=1)}).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"holds several splits; name one of them: .*\(test, train\)"):
+        list_labeled(tmp_path / "saved")
+    assert len(list_labeled(tmp_path / "saved" / "train").images) == 9
+
+
+def test_without_datasets_the_extra_is_named(tmp_path, monkeypatch):
+    dataset().save_to_disk(tmp_path / "saved")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"pip install 'ropaws\[huggingface\]'"):
+        list_labeled(tmp_path / "saved")
+
+
+def test_train_and_predict_on_arrays_and_datasets(tmp_path, capsys):
+    images, labels = arrays()
+    np.savez(tmp_path / "labeled.npz", images=images, labels=labels, class_names=np.array(NAMES))
+    np.savez(tmp_path / "pool.npz", images=arrays(12, seed=1, out=6)[0])
+    dataset(6, seed=2).save_to_disk(tmp_path / "more")
+    main(["train", "--labeled", str(tmp_path / "labeled.npz"),
+          "--unlabeled", str(tmp_path / "pool.npz"), str(tmp_path / "more"), "--train.steps", "5",
+          "--test", str(tmp_path / "more"), "--out", str(tmp_path / "run")])  # fmt: skip
+    facts = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert facts["class_names"] == sorted(NAMES)
+    assert facts["labeled_names"][0].endswith("labeled.npz#2")
+    main(["evaluate", str(tmp_path / "run")])
+    out = tmp_path / "labels.csv"
+    main(
+        [
+            "predict",
+            str(tmp_path / "run"),
+            str(tmp_path / "pool.npz"),
+            str(tmp_path / "more"),
+            "--out",
+            str(out),
+        ]
+    )
+    lines = out.read_text().splitlines()
+    assert len(lines) == 1 + 18 + 6
+    assert lines[1].startswith(f"{tmp_path / 'pool.npz'}#0,")
+    assert len(ropaws.predict(tmp_path / "run", tmp_path / "pool.npz")) == 18
+    with pytest.raises(SystemExit):
+        main(["predict", str(tmp_path / "run"), str(tmp_path / "pool.npz"), "--out", str(out),
+              "--copy-to", str(tmp_path / "sorted")])  # fmt: skip
+    assert "pool.npz#0 is not a file of its own" in capsys.readouterr().err
+    main(["check", "--labeled", str(tmp_path / "labeled.npz"), "--unlabeled", str(tmp_path / "more")])
+    assert "12 px" in capsys.readouterr().out
+
+
+def test_train_on_takes_what_is_in_memory(tmp_path):
+    images, labels = arrays()
+    run = ropaws.train_on(
+        (images, [NAMES[label] for label in labels]),
+        [arrays(20, seed=1, out=10)[0], dataset(6, seed=2)],
+        test=dataset(6, seed=3),
+        out=tmp_path / "run",
+        budget="1s",
+    )
+    assert sorted(path.name for path in (run / "inputs").iterdir()) == [
+        "labeled.npz", "test", "unlabeled-0.npz", "unlabeled-1",
+    ]  # fmt: skip
+    assert "accuracy" in ropaws.evaluate(run)
+    ropaws.resume(run)
+    (prediction,) = ropaws.predict(run, [images[0]])
+    assert prediction.label in NAMES
+    with pytest.raises(FileExistsError, match="holds a run already"):
+        ropaws.train_on((images, labels), out=run)
+    with pytest.raises(ValueError, match="labeled must be uint8"):
+        ropaws.train_on((images / 255, labels), out=tmp_path / "other")
+
+
+def test_train_on_takes_paths(tmp_path):
+    images, labels = arrays()
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = Path(tmp_path / "labeled" / NAMES[label])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i}.png")
+    run = ropaws.train_on(tmp_path / "labeled", out=tmp_path / "run", budget="1s", backbone="small-8")
+    assert json.loads((run / "config.json").read_text())["model"]["backbone"] == "small-8"
+    assert not (run / "inputs").exists()
+
+
+def test_a_script_without_a_main_guard_trains_once(tmp_path):
+    """Worker processes must not run the script again."""
+    images, labels = arrays(90)
+    for i, (image, label) in enumerate(zip(images, labels, strict=True)):
+        place = tmp_path / "labeled" / NAMES[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{i}.png")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import ropaws\n"
+        f"print('started')\n"
+        f"run = ropaws.train_on({str(tmp_path / 'labeled')!r}, out={str(tmp_path / 'run')!r}, budget=1)\n"
+        "print(len(ropaws.predict(run, "
+        f"{str(tmp_path / 'labeled')!r})))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["started", "90"]
+
+
+def test_a_single_pool_need_not_be_in_a_list(tmp_path):
+    images, labels = arrays()
+    run = ropaws.train_on((images, labels), arrays(20, seed=1)[0], out=tmp_path / "run", budget=0.5)
+    assert [path.name for path in sorted((run / "inputs").iterdir())] == ["labeled.npz", "unlabeled-0.npz"]
+    assert json.loads((run / "config.json").read_text())["augment"]["size"] == 28  # the least, for 12 px

@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ropaws import equations as eq
+from ropaws.data.augment import Normalization
+from ropaws.evaluation.calibration import expected_calibration_error
+from ropaws.evaluation.features import embed
+from ropaws.evaluation.ood import detection, max_similarity
+from ropaws.evaluation.projection import tsne
+from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
+from ropaws.models import ModelConfig, build_encoder
+
+
+def rows(n, seed):
+    return F.normalize(torch.randn(n, 4, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+def test_predictions_do_not_depend_on_the_block_size():
+    labels = torch.tensor([0, 1, 2, 2, 1, 0])
+    whole = predict_probs(rows(20, 0), rows(6, 1), labels, classes=3, temperature=0.1)
+    blocks = predict_probs(rows(20, 0), rows(6, 1), labels, classes=3, temperature=0.1, batch=3)
+    torch.testing.assert_close(whole, blocks)
+    torch.testing.assert_close(whole, eq.soft_nn(rows(20, 0), rows(6, 1), F.one_hot(labels, 3).float()))
+
+
+def test_a_class_is_not_likelier_for_having_more_labels():
+    """Bayes' rule on class densities, each the mean over the labels of its class; one has no label."""
+    labels = torch.tensor([0, 1, 2, 2, 2])
+    queries, support = rows(20, 0), rows(5, 1)
+    found = predict_probs(queries, support, labels, classes=4, temperature=0.1)
+    kernel = (queries @ support.T / 0.1).exp()
+    densities = torch.stack([kernel[:, labels == c].mean(dim=1) for c in range(3)], dim=1)
+    torch.testing.assert_close(found[:, :3], densities / densities.sum(dim=1, keepdim=True))
+    assert (found[:, 3] == 0).all()
+
+
+def test_figures_of_a_case_worked_by_hand():
+    """Supports on two axes; in-class queries on them (one wrongly labeled), out-of-class ones between."""
+    support, labels = torch.eye(3)[:2], torch.tensor([0, 1])
+    between = F.normalize(torch.tensor([[1.0, 1.0, 5.0]]), dim=1)
+    queries = torch.cat([support, support[:1], between, between])
+    truth = torch.tensor([0, 1, 1, -1, -1])
+    results = evaluate_soft_nn(queries, truth, support, labels, classes=2, temperature=0.1)
+    sure = 1 / (1 + np.exp(-10))
+    assert results["accuracy"] == pytest.approx(2 / 3)
+    assert results["confidence_in"] == pytest.approx(sure)
+    assert results["confidence_out"] == pytest.approx(0.5)
+    assert results["auroc"] == 1.0
+    assert results["ece"] == pytest.approx(abs(sure - 2 / 3), abs=1e-6)
+
+
+def test_ece_is_the_bin_by_bin_gap():
+    random = np.random.default_rng(0)
+    probs = random.dirichlet([0.5, 0.5, 0.5], 200)
+    truth = random.integers(0, 3, 200)
+    confidence, right = probs.max(1), probs.argmax(1) == truth
+    expected = 0.0
+    for low in range(15):
+        inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        if inside.any():
+            expected += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
+    actual = expected_calibration_error(torch.tensor(probs), torch.tensor(truth))
+    assert actual == pytest.approx(expected, abs=1e-6)
+
+
+def test_auroc_counts_pairs_and_keeps_close_scores_apart():
+    scores = torch.tensor([0.99999, 0.99998, 0.5, -0.3])
+    in_class = torch.tensor([True, False, True, False])
+    assert detection(scores, in_class).auroc == pytest.approx(3 / 4)
+    near = torch.cat([1 + 1e-7 + torch.zeros(1), 1 - 1e-6 * torch.arange(1, 10)])
+    assert detection(near, torch.tensor([True] * 5 + [False] * 5)).auroc == 1.0
+
+
+def test_max_similarity_is_that_of_the_nearest_support():
+    queries, support = rows(7, 0), rows(5, 1)
+    expected = torch.stack([(support @ q).max() for q in queries])
+    torch.testing.assert_close(max_similarity(queries, support, batch=2), expected)
+
+
+def test_embeddings_do_not_depend_on_the_batch_and_leave_the_mode_alone():
+    torch.manual_seed(0)
+    model = build_encoder(ModelConfig(backbone="small", projection_dims=8), channels=1).train()
+    images = torch.randint(0, 256, (9, 1, 20, 16), dtype=torch.uint8)
+    normalize = Normalization((0.5,), (0.25,))
+    whole = embed(model, images, size=16, normalize=normalize)
+    parts = embed(model, images, size=16, normalize=normalize, batch=4)
+    torch.testing.assert_close(whole, parts)
+    torch.testing.assert_close(whole.norm(dim=1), torch.ones(9))
+    assert model.training
+    assert len(embed(model, images[:0], size=16, normalize=normalize)) == 0
+
+
+def test_tsne_separates_two_far_groups():
+    groups = torch.cat([F.normalize(torch.eye(4)[i] + 0.05 * rows(20, i), dim=1) for i in (0, 1)])
+    points = tsne(groups)
+    assert points.shape == (40, 2)
+    between = np.linalg.norm(points[:20].mean(0) - points[20:].mean(0))
+    assert between > 2 * points[:20].std()
+    with pytest.raises(ValueError, match="at least 4 points"):
+        tsne(groups[:3])
+
+
+def test_without_in_class_test_images_there_is_nothing_to_say():
+    with pytest.raises(ValueError, match="no in-class test image"):
+        evaluate_soft_nn(
+            rows(2, 0), torch.tensor([-1, -1]), rows(2, 1), torch.tensor([0, 1]), classes=2, temperature=0.1
+        )

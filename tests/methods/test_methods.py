@@ -1,0 +1,197 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ropaws import equations as eq
+from ropaws.batch import Embeddings, Support, Views
+from ropaws.methods import PAWS, RoPAWS, Supervised
+from ropaws.methods.ropaws import auto_prior_temperature, update_support_gap
+from ropaws.methods.soft_nn import may_vote, nearest_gap, smooth
+
+
+class Table:
+    """A network that looks its answers up: images are row numbers, h and z are free parameters."""
+
+    def __init__(self, rows=40, dims=6, seed=0):
+        random = torch.Generator().manual_seed(seed)
+        self.h = torch.randn(rows, dims, generator=random, dtype=torch.float64).requires_grad_()
+        self.z = torch.randn(rows, dims, generator=random, dtype=torch.float64).requires_grad_()
+        self.support_gap = torch.tensor(math.nan)
+        self.calls = 0
+
+    def __call__(self, batches):
+        self.calls += 1
+        return [Embeddings(F.normalize(self.h[b], dim=1), F.normalize(self.z[b], dim=1)) for b in batches]
+
+
+def make_support(classes=3, images=2, views=2):
+    identity = torch.arange(classes * images).repeat(views)
+    labels = F.one_hot(identity // images, classes).double()
+    return Support(torch.arange(classes * images * views), labels, identity)
+
+
+SUPPORT = make_support()
+VIEWS = Views(torch.arange(12, 17), torch.arange(17, 22), (torch.arange(22, 27), torch.arange(27, 32)))
+METHODS = [PAWS(), RoPAWS(), RoPAWS(prior_temperature="auto")]
+
+
+def test_paws_is_the_equations_on_z_and_h():
+    model = Table()
+    losses = PAWS().step(model, VIEWS, SUPPORT)
+    labels = smooth(SUPPORT.labels, 0.1)
+    s, first, second, *crops = model([SUPPORT.images, VIEWS.first, VIEWS.second, *VIEWS.crops])
+    anchors = torch.stack([eq.soft_nn(v.z, s.z, labels) for v in (first, second, *crops)])
+    targets = torch.stack([eq.soft_nn(v.h, s.h, labels) for v in (first, second)])
+    torch.testing.assert_close(losses.total, eq.paws_loss(anchors, targets).total)
+
+
+def test_ropaws_is_the_equations_on_z_and_h():
+    model = Table()
+    method = RoPAWS(prior_temperature=0.3, label_ratio=2.0, reweight_power=2.0)
+    losses = method.step(model, VIEWS, SUPPORT)
+    labels = smooth(SUPPORT.labels, 0.1)
+    s, first, second, *crops = model([SUPPORT.images, VIEWS.first, VIEWS.second, *VIEWS.crops])
+    anchors = torch.stack([eq.soft_nn(v.z, s.z, labels) for v in (first, second, *crops)])
+    q = [
+        eq.ropaws_posterior(v.h, s.h, labels, prior_temperature=0.3, label_ratio=2.0) for v in (first, second)
+    ]
+    expected = eq.ropaws_loss(
+        anchors, torch.stack([p.probs for p in q]), torch.stack([p.in_domain for p in q]), reweight_power=2.0
+    )
+    torch.testing.assert_close(losses.total, expected.total)
+    assert float(losses.parts["prior_temperature"]) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradient_goes_through_anchors_of_views_and_supports_not_through_targets(method):
+    model = Table()
+    method.step(model, VIEWS, SUPPORT).total.backward()
+    assert model.calls == 1
+    assert model.h.grad is None
+    touched = model.z.grad.abs().sum(dim=1) > 0
+    assert touched.tolist() == [True] * 32 + [False] * 8
+
+
+def test_with_all_switches_off_ropaws_is_paws():
+    off = RoPAWS(semi_supervised_density=False, in_domain_prior=False, reweighting=False)
+    losses, paws = (method.step(Table(), VIEWS, SUPPORT) for method in (off, PAWS()))
+    torch.testing.assert_close(losses.total, paws.total)
+
+
+@pytest.mark.parametrize("switch", ["semi_supervised_density", "in_domain_prior", "reweighting"])
+def test_each_switch_alone_changes_the_loss(switch):
+    on, off = (RoPAWS(prior_temperature=2.0, label_ratio=0.5, **{switch: value}) for value in (True, False))
+    one, other = (method.step(Table(), VIEWS, SUPPORT) for method in (on, off))
+    assert abs(float((one.total - other.total).detach())) > 1e-4
+    if switch == "reweighting":
+        assert float(other.parts["weight"]) == 1.0
+
+
+def test_prior_without_density_is_paws_shrunk_towards_uniform():
+    queries, support = (
+        F.normalize(torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), dim=1),
+        torch.eye(5)[:3],
+    )
+    labels = torch.eye(3)
+    posterior, _ = RoPAWS(semi_supervised_density=False).posterior(queries, support, labels, 0.5)
+    prior = eq.in_domain_prior(queries, support, temperature=0.5)[:, None]
+    expected = prior * eq.soft_nn(queries, support, labels) + (1 - prior) / 3
+    torch.testing.assert_close(posterior.probs, expected)
+    torch.testing.assert_close(posterior.in_domain, prior[:, 0])
+
+
+def test_supervised_ignores_the_pool_and_classifies_by_other_images():
+    model = Table()
+    empty = Views(torch.arange(0), torch.arange(0))
+    losses = Supervised().step(model, empty, SUPPORT)
+    z = F.normalize(model.z.detach()[SUPPORT.images], dim=1)
+    labels = smooth(SUPPORT.labels, 0.1)
+    total = 0.0
+    for i in range(12):
+        others = [j for j in range(12) if SUPPORT.identity[j] != SUPPORT.identity[i]]
+        probs = eq.soft_nn(z[i : i + 1], z[others], labels[others])
+        total += float(eq.cross_entropy(labels[i : i + 1], probs)) / 12
+    assert float(losses.total.detach()) == pytest.approx(total)
+    losses.total.backward()
+    assert (model.z.grad[:12].abs().sum(dim=1) > 0).all()
+    assert (model.z.grad[12:] == 0).all()
+
+
+def test_an_image_alone_in_its_class_may_be_judged_by_its_other_views():
+    alone = Support(
+        torch.arange(4), torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 1]]), torch.tensor([0, 1, 0, 1])
+    )
+    expected = ~torch.eye(4, dtype=torch.bool)
+    assert torch.equal(may_vote(alone), expected)
+    # Two images of the class: views of the same one must be silent.
+    assert not may_vote(SUPPORT)[0, 6]
+    assert may_vote(SUPPORT)[0, 1]
+
+
+def test_smoothing_keeps_rows_at_one():
+    smoothed = smooth(torch.eye(4), 0.1)
+    torch.testing.assert_close(smoothed.sum(dim=1), torch.ones(4))
+    torch.testing.assert_close(smoothed[0], torch.tensor([0.925, 0.025, 0.025, 0.025]))
+
+
+def test_gap_is_the_distance_to_the_nearest_other_image_of_the_class():
+    support = Support(torch.arange(4), torch.tensor([[1.0, 0]] * 2 + [[0, 1.0]] * 2), torch.arange(4))
+    angles = torch.tensor([0.0, 0.5, 0.1, 1.1])
+    points = torch.stack([angles.cos(), angles.sin()], dim=1)
+    expected = 1 - (math.cos(0.5) + math.cos(1.0)) / 2
+    assert float(nearest_gap(points, support)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_gap_is_unknown_where_no_class_has_two_rows():
+    support = Support(torch.arange(2), torch.eye(2), torch.arange(2))
+    assert nearest_gap(torch.eye(2), support).isnan()
+
+
+def test_running_gap_starts_at_the_first_value_and_skips_missing_ones():
+    model = Table()
+    for gap, expected in ((math.nan, math.nan), (0.4, 0.4), (0.8, 0.44), (math.nan, 0.44)):
+        update_support_gap(model, torch.tensor(gap))
+        assert float(model.support_gap) == pytest.approx(expected, nan_ok=True)
+
+
+def test_auto_temperature_gives_the_typical_prior_at_the_gap():
+    assert math.exp(-0.3 / auto_prior_temperature(0.3, 0.7)) == pytest.approx(0.7)
+    assert auto_prior_temperature(math.nan, 0.7) == 0.1
+    assert auto_prior_temperature(0.0, 0.7) == 0.01
+
+
+def test_auto_is_logged_and_follows_the_supports():
+    model = Table()
+    losses = RoPAWS(prior_temperature="auto").step(model, VIEWS, SUPPORT)
+    gap = nearest_gap(F.normalize(model.h.detach()[SUPPORT.images], dim=1), SUPPORT)
+    expected = auto_prior_temperature(float(gap), 0.7)
+    assert float(losses.parts["prior_temperature"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_one_label_a_class_trains():
+    support = make_support(classes=3, images=1, views=2)
+    for method in (*METHODS, Supervised()):
+        model = Table()
+        losses = method.step(model, VIEWS, support)
+        losses.total.backward()
+        assert losses.total.isfinite()
+        assert model.z.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "words"),
+    [
+        (PAWS, {"temperature": 0}, r"method\.temperature must be positive, got 0"),
+        (PAWS, {"label_smoothing": 1.0}, r"method\.label_smoothing must be at least 0 and below 1"),
+        (RoPAWS, {"prior_temperature": -0.1}, r"method\.prior_temperature must be positive"),
+        (RoPAWS, {"label_ratio": 0}, r"method\.label_ratio must be positive"),
+        (RoPAWS, {"reweight_power": -1}, r"method\.reweight_power must be at least 0"),
+        (RoPAWS, {"typical_prior": 1.0}, r"method\.typical_prior must be"),
+        (Supervised, {"temperature": -1}, r"method\.temperature must be positive"),
+    ],
+)
+def test_bad_settings_are_named(kind, settings, words):
+    with pytest.raises(ValueError, match=words):
+        kind(**settings)

@@ -1,0 +1,323 @@
+"""Optimizer, schedule, loop, atomic files, progress, signals."""
+
+import io
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from ropaws.batch import Losses
+from ropaws.models import ModelConfig, build_encoder
+from ropaws.training.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    load_model,
+    read_json,
+    restore,
+    save_checkpoint,
+    save_model,
+    write_atomically,
+    write_json,
+)
+from ropaws.training.hardware import choose_device, choose_precision, keep_freed_memory
+from ropaws.training.interrupt import stop_between_steps
+from ropaws.training.loop import Taken, TrainingDivergedError, fit
+from ropaws.training.optim import LARS, OptimConfig
+from ropaws.training.progress import show_progress
+from ropaws.training.schedules import warmup_cosine
+from ropaws.training.trackers import drop_metrics_from
+
+
+def test_schedule_goes_up_straight_and_down_on_a_cosine():
+    def rate(step):
+        return warmup_cosine(step, peak=3.2, start=0.8, end=0.032, warmup=10, total=101)
+
+    assert rate(0) == 0.8
+    assert rate(5) == pytest.approx(2.0)
+    assert rate(10) == pytest.approx(3.2)
+    assert rate(55) == pytest.approx((3.2 + 0.032) / 2)
+    assert rate(100) == pytest.approx(0.032)
+    assert rate(500) == pytest.approx(0.032)
+    falling = [rate(step) for step in range(10, 101)]
+    assert falling == sorted(falling, reverse=True)
+
+
+def test_schedule_without_warmup_and_of_one_step():
+    assert warmup_cosine(0, peak=1.0, start=0.1, end=0.01, warmup=0, total=1) == 1.0
+
+
+def test_lars_scales_matrices_and_leaves_vectors_alone():
+    weight, bias = nn.Parameter(torch.tensor([[3.0, 4.0]])), nn.Parameter(torch.tensor([1.0, 2.0]))
+    optimizer = LARS([weight, bias], lr=0.5, momentum=0.9, weight_decay=0.1, trust=0.01)
+    expected_weight, expected_bias = weight.detach().clone(), bias.detach().clone()
+    momentum = torch.zeros(1, 2)
+    bias_momentum = torch.zeros(2)
+    for _ in range(3):
+        gradient, bias_gradient = torch.tensor([[0.6, -0.8]]), torch.tensor([0.5, -0.5])
+        weight.grad, bias.grad = gradient.clone(), bias_gradient.clone()
+        optimizer.step()
+        size = expected_weight.norm()
+        rate = 0.01 * size / (gradient.norm() + 0.1 * size + 1e-8)
+        momentum = 0.9 * momentum + rate * (gradient + 0.1 * expected_weight)
+        bias_momentum = 0.9 * bias_momentum + bias_gradient
+        expected_weight = expected_weight - 0.5 * momentum
+        expected_bias = expected_bias - 0.5 * bias_momentum
+    torch.testing.assert_close(weight.detach(), expected_weight)
+    torch.testing.assert_close(bias.detach(), expected_bias)
+
+
+def test_lars_leaves_every_norm_layer_without_decay():
+    model = build_encoder(ModelConfig(backbone="resnet18"), channels=3)
+    optimizer = LARS(model.parameters(), lr=1.0, weight_decay=100.0, trust=1e-3)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:  # also the batch norms of the downsampling layers
+            assert torch.equal(parameter, before[name]), name
+
+
+def test_lars_leaves_a_weight_without_gradient_alone():
+    weight = nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.zeros(2, 2)
+    LARS([weight], lr=0.1, weight_decay=0.5).step()
+    assert torch.equal(weight.detach(), torch.ones(2, 2))
+
+
+def test_lars_moves_a_zero_weight():
+    weight = nn.Parameter(torch.zeros(2, 2))
+    weight.grad = torch.ones(2, 2)
+    LARS([weight], lr=0.1).step()
+    torch.testing.assert_close(weight.detach(), torch.full((2, 2), -0.1))
+
+
+@pytest.mark.parametrize("settings", [{"peak": 0}, {"start": -1}, {"warmup": -1}, {"momentum": 1.0}])
+def test_bad_optimizer_settings_are_named(settings):
+    with pytest.raises(ValueError, match=rf"optim\.{next(iter(settings))} must be"):
+        OptimConfig(**settings)
+
+
+class Scripted:
+    """A method that gives a set loss at each step."""
+
+    needs_unlabeled = True
+
+    def __init__(self, values):
+        self.values = iter(values)
+
+    def step(self, model, views, support):
+        weight = next(model.parameters())
+        loss = weight.sum() * 0 + next(self.values)
+        return Losses(loss, {"consistency": loss.detach()})
+
+
+def small_model():
+    torch.manual_seed(0)
+    return build_encoder(ModelConfig(backbone="small", projection_hidden=4, projection_dims=4), channels=1)
+
+
+def test_loop_yields_each_step_and_sets_the_rate():
+    model = small_model()
+    optimizer = LARS(model.parameters(), lr=0.0)
+    batches = [(step, None, None) for step in range(3, 6)]
+    rates = []
+    for taken in fit(model, Scripted([1.0, 2.0, 3.0]), batches, optimizer, lambda step: step / 10):
+        assert taken.rate == optimizer.param_groups[0]["lr"]
+        assert taken.data_seconds >= 0
+        rates.append((taken.step, float(taken.losses.total), taken.rate))
+    assert rates == [(3, 1.0, 0.3), (4, 2.0, 0.4), (5, 3.0, 0.5)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_stops_with_step_parts_and_remedy(bad):
+    model = small_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    steps = fit(
+        model,
+        Scripted([bad]),
+        [(7, None, None)],
+        LARS(model.parameters(), lr=1.0),
+        lambda step: 1.0,
+    )
+    with pytest.raises(
+        TrainingDivergedError, match=rf"became {bad} at step 7 .*consistency {bad}.*Try a lower"
+    ):
+        next(steps)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], equal_nan=True)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"x": 1})
+
+    def fail(temporary):
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fail)
+    assert read_json(path) == {"x": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_json_keeps_names_that_are_not_utf8(tmp_path):
+    value = {"name": os.fsdecode(b"caf\xe9-\xff.png"), "other": "spaß"}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+
+
+def save(folder, model, optimizer, *, next_step=1, seconds=0.0):
+    state = Checkpoint(model.state_dict(), optimizer.state_dict(), {}, next_step, seconds, {})
+    save_checkpoint(folder, state)
+
+
+def load(folder, said=None):
+    return load_checkpoint(folder, torch.device("cpu"), (said if said is not None else []).append)
+
+
+def test_checkpoint_and_model_come_back(tmp_path):
+    model = small_model()
+    optimizer = LARS(model.parameters(), lr=1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    model.support_gap.fill_(0.25)
+    save(tmp_path, model, optimizer, next_step=12, seconds=3.5)
+    save_model(tmp_path, model)
+    other = build_encoder(ModelConfig(backbone="small", projection_hidden=4, projection_dims=4), channels=1)
+    other_optimizer = LARS(other.parameters(), lr=1.0)
+    checkpoint = load(tmp_path)
+    restore(checkpoint, other, other_optimizer, GradScaler(enabled=False))
+    assert (checkpoint.next_step, checkpoint.seconds) == (12, 3.5)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name])
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(optimizer.state[mine]["momentum"], other_optimizer.state[theirs]["momentum"])
+    third = small_model()
+    load_model(tmp_path, third)
+    assert float(third.support_gap) == 0.25
+
+
+def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
+    model = small_model()
+    optimizer = LARS(model.parameters(), lr=1.0)
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        load(tmp_path)
+    for content in (b"", b"garbage" * 100):
+        (tmp_path / "checkpoint.pt").write_bytes(content)
+        with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
+            load(tmp_path)
+    wide = build_encoder(ModelConfig(backbone="small", projection_dims=8), channels=1)
+    save(tmp_path, wide, LARS(wide.parameters(), lr=1.0))
+    with pytest.raises(ValueError, match="does not fit the settings of the run"):
+        restore(load(tmp_path), model, optimizer, GradScaler(enabled=False))
+    with pytest.raises(FileNotFoundError, match="no trained model"):
+        load_model(tmp_path, model)
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        load_model(tmp_path, model)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (os.mkdir, (str(tmp_path / "pwned"),))
+
+    torch.save({"model": Evil()}, tmp_path / "checkpoint.pt")
+    with pytest.raises(ValueError, match="is damaged"):
+        load(tmp_path)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_gives_way(tmp_path):
+    model = small_model()
+    optimizer = LARS(model.parameters(), lr=1.0)
+    for step in (5, 10, 15):
+        save(tmp_path, model, optimizer, next_step=step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    said = []
+    assert load(tmp_path, said).next_step == 15
+    assert said == []
+    content = (tmp_path / "checkpoint.pt").read_bytes()
+    for damaged in (content[: len(content) // 2], content[:100], b""):
+        (tmp_path / "checkpoint.pt").write_bytes(damaged)
+        said = []
+        assert load(tmp_path, said).next_step == 10
+        assert "checkpoint.pt is damaged" in said[0]
+        assert "going on from" in said[0]
+    (tmp_path / "checkpoint.pt").unlink()  # a power cut between the two renames
+    assert load(tmp_path).next_step == 10
+    (tmp_path / "checkpoint.previous.pt").write_bytes(b"")
+    (tmp_path / "checkpoint.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged.*checkpoint\.previous\.pt is damaged"):
+        load(tmp_path)
+
+
+def test_a_full_disk_loses_nothing_and_says_so(tmp_path, monkeypatch):
+    model = small_model()
+    optimizer = LARS(model.parameters(), lr=1.0)
+    save(tmp_path, model, optimizer, next_step=5)
+    save(tmp_path, model, optimizer, next_step=10)
+
+    def no_space(state, path):
+        path.write_bytes(b"half of it")
+        raise RuntimeError("PytorchStreamWriter failed writing file: No space left on device")
+
+    monkeypatch.setattr(torch, "save", no_space)
+    with pytest.raises(OSError, match=r"step 15 could not be saved .*No space left.*is kept.*--resume"):
+        save(tmp_path, model, optimizer, next_step=15)
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert load(tmp_path).next_step == 10
+
+
+def test_metrics_of_steps_to_be_taken_again_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": s}) + "\n" for s in range(5)) + '{"step": 5, "lo')
+    drop_metrics_from(path, 3)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_shows_loss_rate_and_time_left(terminal):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=120)
+    steps = [Taken(step, Losses(torch.tensor(0.5), {}), 1.25, 0.0) for step in range(3)]
+    shown = show_progress(iter(steps), title="paws", start=0, total=3, batch=8, console=console)
+    assert list(shown) == steps
+    text = out.getvalue()
+    for word in ("paws", "3/3", "loss 0.500", "rate 1.25", "images/s", "left"):
+        assert word in text
+    quiet = Console(file=io.StringIO(), quiet=True)
+    shown = show_progress(iter(steps), title="paws", start=0, total=3, batch=8, console=quiet)
+    assert list(shown) == steps
+    assert quiet.file.getvalue() == ""
+
+
+def test_a_signal_waits_for_the_end_of_the_step_and_a_second_one_does_not():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_between_steps() as request:
+        assert request.signal is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.signal == signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_hardware_choices():
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda", "mps")
+    assert choose_precision("bf16", torch.device("cpu")) == "bf16"
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
+    keep_freed_memory()
+    with pytest.raises(ValueError, match=r"train\.device='nonsense' cannot be used here"):
+        choose_device("nonsense")
