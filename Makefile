@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test test-slow lint bench clean
+.PHONY: venv demo test test-slow wheel-check lint bench clean
 
 # Rebuilt only when what is installed changes; the file is touched last, so a broken install is redone.
 .venv/installed: pyproject.toml constraints.txt
@@ -20,6 +20,9 @@ test: venv
 
 test-slow: venv
 	$(BIN)/pytest -m slow -n 0
+
+wheel-check: venv
+	scripts/check_wheel.sh $(BIN)/python
 
 lint: venv
 	$(BIN)/ruff check .

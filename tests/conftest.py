@@ -6,3 +6,13 @@ import torch
 def one_thread():
     # Two test processes share two cores; threads of one would only wait for the other.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory, one_thread):
+    """A trained tiny run that many tests share: a test that changes it works on tiny.copy of it."""
+    import ropaws
+    from tests import tiny
+
+    folder = tmp_path_factory.mktemp("tiny")
+    return ropaws.train(tiny.config(tiny.write_data(folder / "data.npz")), folder / "run")

@@ -17,9 +17,8 @@ import ropaws
 from ropaws import distributed
 from ropaws.config import to_json
 from ropaws.data.samplers import SupportConfig, support_share
-from ropaws.distributed import share
-from ropaws.distributed import Place, planned
-from ropaws.training.checkpoint import write_json
+from ropaws.distributed import Place, planned, share
+from ropaws.runs.atomic import write_json
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent

@@ -1,5 +1,6 @@
 """A run that takes a second: three classes of striped squares, and noise that belongs to none."""
 
+import shutil
 import time
 from dataclasses import replace
 
@@ -50,6 +51,11 @@ def config(path, **train):
             base.train, **{"steps": 6, "batch": 8, "checkpoint_every": 2, "precision": "fp32", **train}
         ),
     )
+
+
+def copy(run, target):
+    """A run folder to change; it reads the same data file."""
+    return shutil.copytree(run, target)
 
 
 def wait_for_steps(process, run, steps, *, seconds=120):

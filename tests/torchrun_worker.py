@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ropaws import distributed
-from ropaws.batch import Support, Views
+from ropaws.batch import Batch, Support
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import SupportConfig, support_share
@@ -38,7 +38,7 @@ def stream(*, unique, crops=2, views=2):
     labeled = torch.arange(20)
     data = TrainingData(images, labeled, labeled % CLASSES, Normalization((0.5,) * 3, (0.25,) * 3))
     # Without equalize and solarize: they jump, and would make much of the last digit of a pixel.
-    steady = {"solarize": 0.0, "equalize": 0.0, "gray": 0.3, "blur": 0.3}
+    steady = {"solarize": 0.0, "equalize": 0.0, "grayscale": 0.3, "blur": 0.3}
     augment = AugmentConfig(size=24, small_crops=crops, small_size=16, **steady)
     support = SupportConfig(images_per_class=3, views=views, unique_classes_per_process=unique)
     return BatchStream(data, augment, support, batch=24, seed=0)

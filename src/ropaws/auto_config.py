@@ -32,7 +32,7 @@ SAMPLE = 200  # images whose size is looked at
 EPOCHS = 30
 # A path of any kind that `ropaws train` takes, images with their labels, images alone, or a dataset.
 Source = Path | str | tuple[ArrayLike, ArrayLike] | ArrayLike | Any
-SUPPORT_ROWS = 80  # labeled views a step to aim for
+SUPPORT_ROWS = 80  # labeled views per step to aim for
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ class TrainConfig:
     steps: int = 117_000
     """Optimizer steps."""
     batch: int = 256
-    """Unlabeled images a step."""
+    """Unlabeled images per step."""
     seed: int = 0
-    """Of everything random: label split, weights, batches, views."""
+    """Seed of everything random: label split, weights, batches, views."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, mps ..."""
     precision: Precision = "auto"
@@ -41,14 +41,14 @@ class TrainConfig:
     checkpoint_every: int = 500
     """Steps between checkpoints."""
     keep_every: int | None = None
-    """Also keep the weights every so many steps, in RUN/snapshots: for analyses over training."""
+    """Also keep the weights each time this number of steps has passed, in RUN/snapshots."""
     compile: bool = False
-    """Let torch compile the backbone: slower to start, faster after."""
+    """Compile the backbone with torch.compile: starts slower, then runs faster."""
     log: tuple[TrackerName, ...] = ()
     """Besides metrics.jsonl: tensorboard, wandb."""
 
     def __post_init__(self) -> None:
-        # Two images a batch at the least: batch norm has no statistics of a single one.
+        # Two images per batch at the least: batch norm has no statistics of a single one.
         for name, least in (("steps", 1), ("batch", 2), ("checkpoint_every", 1)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"train.{name} must be at least {least}, got {value}")
@@ -138,7 +138,7 @@ def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> RunConfig:
-    """config.json of a run, or one written by hand; fields left out take their defaults."""
+    """config.json of a run, or one written by hand. Missing fields take their defaults."""
     try:
         return from_json(read_json(path))
     except ValueError as error:
@@ -173,12 +173,12 @@ def _parse(kind: Any, value: Any, place: str) -> object:
     elif type(value) is kind:
         return value
     wanted = getattr(kind, "__name__", None) if origin is None else str(kind)
-    raise ValueError(f"{place} must be {wanted}, got {str(value)[:80]!r}")
+    raise ValueError(f"{place} must be {wanted}, got {value!r:.80}")
 
 
 def _parse_dataclass(kind: Any, value: Any, place: str) -> object:
     if not isinstance(value, dict):
-        raise ValueError(f"{place} must be an object, got {str(value)[:80]!r}")
+        raise ValueError(f"{place} must be an object, got {value!r:.80}")
     hints = typing.get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     parsed = {}

@@ -1,4 +1,4 @@
-"""The processes of a run, as the few functions that the rest needs.
+"""The processes of a run, behind a few functions.
 
 In a single process each of them returns its input, so no caller asks how many there are. A process
 that cannot join the others is an error, never a training of its own.
@@ -79,7 +79,7 @@ def joined(device: torch.device) -> Iterator[Place]:
 
 
 def share(rows: int, at: Place | None = None) -> slice:
-    """A process's part of so many rows; the first processes take one more where they do not divide."""
+    """A process's part of the rows; the first processes take one more where they do not divide evenly."""
     rank, size, _ = at or place()
     each, more = divmod(rows, size)
     start = rank * each + min(rank, more)

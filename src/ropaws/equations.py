@@ -67,7 +67,7 @@ def _check_points(left_name: str, left: Tensor, right_name: str, right: Tensor) 
     _check_rows(right_name, right)
     if left.shape[1] != right.shape[1]:
         raise ValueError(
-            f"{left_name} and {right_name} must live in one space,"
+            f"{left_name} and {right_name} must have the same number of dimensions,"
             f" got {left.shape[1]} and {right.shape[1]} dimensions"
         )
 
@@ -76,7 +76,7 @@ def _check_labels(support: Tensor, labels: Tensor) -> None:
     _check_rows("labels", labels)
     if len(labels) != len(support):
         raise ValueError(
-            f"labels must have one row a support, got {len(labels)} rows for {len(support)} supports;"
+            f"labels must have one row per support, got {len(labels)} rows for {len(support)} supports;"
             " class indices become rows with torch.nn.functional.one_hot"
         )
 
@@ -390,7 +390,7 @@ def _check_votes(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor) -> No
     if to_unlabeled.shape != (u, u):
         raise ValueError(f"to_unlabeled must have shape {(u, u)}, got {tuple(to_unlabeled.shape)}")
     if len(labels) != s:
-        raise ValueError(f"labels must have one row a column of to_support, got {len(labels)} rows for {s}")
+        raise ValueError(f"labels must have one row per column of to_support, got {len(labels)} rows for {s}")
 
 
 def _substochastic(to_unlabeled: Tensor) -> Tensor:

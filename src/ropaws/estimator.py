@@ -73,7 +73,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 " dtype object"
             )
         if not known.any():
-            raise ValueError("y has no label: every entry is -1 (unlabeled); label at least one row a class")
+            raise ValueError("y has no label: every entry is -1 (unlabeled); label a row of each class")
         check_classification_targets(y[known])
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self.classes_, numbers = np.unique(y[known], return_inverse=True)
@@ -114,7 +114,7 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return rows.to(self._support.dtype)
 
     def _chosen_temperature(self, labels: Tensor) -> float:
-        """The most likely one, each labeled row predicted by the others; 0.1 where none has a fellow."""
+        """The most likely one, each labeled row predicted by the others; 0.1 for single labels."""
         if self.temperature != "auto":
             return self.temperature
         rows = (torch.bincount(labels)[labels] > 1).nonzero().squeeze(1)[:JUDGES]

@@ -1,4 +1,4 @@
-"""One function a published run; its docstring says what to expect and what it costs."""
+"""One function per published run; its docstring says what to expect and what it costs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ from ropaws.training.optim import OptimConfig
 
 
 def demo() -> RunConfig:
-    """Embedded Fashion-MNIST pool, 5 classes, half of it out-of-class, 4 labels a class.
+    """Embedded Fashion-MNIST pool, 5 classes, half of it out-of-class, 4 labels per class.
 
     Two minutes on two CPU cores; `ropaws demo` compares the methods on it, and the README has figures.
     """
@@ -31,7 +31,7 @@ def demo() -> RunConfig:
 
 
 def cifar10_4() -> RunConfig:
-    """CIFAR-10, 4 labels a class. Paper: RoPAWS 88.7 ± 2.2 %, PAWS 85.7 ± 2.4 %.
+    """CIFAR-10, 4 labels per class. Paper: RoPAWS 88.7 ± 2.2 %, PAWS 85.7 ± 2.4 %.
 
     WRN-28-2, 600 epochs = 117,000 steps of 256, 8 views: about a day on one current GPU.
     """
@@ -39,7 +39,7 @@ def cifar10_4() -> RunConfig:
 
 
 def cifar10_25() -> RunConfig:
-    """CIFAR-10, 25 labels a class. Paper: RoPAWS 94.7 ± 0.3 %, PAWS 92.4 ± 2.1 %.
+    """CIFAR-10, 25 labels per class. Paper: RoPAWS 94.7 ± 0.3 %, PAWS 92.4 ± 2.1 %.
 
     WRN-28-2, 600 epochs = 117,000 steps of 256, 8 views: about a day on one current GPU.
     """
@@ -47,7 +47,7 @@ def cifar10_25() -> RunConfig:
 
 
 def cifar10_400() -> RunConfig:
-    """CIFAR-10, 400 labels a class. Paper: RoPAWS 95.7 ± 0.2 %, PAWS 95.1 ± 0.5 %.
+    """CIFAR-10, 400 labels per class. Paper: RoPAWS 95.7 ± 0.2 %, PAWS 95.1 ± 0.5 %.
 
     WRN-28-2, 600 epochs = 117,000 steps of 256, 8 views: about a day on one current GPU.
     """
@@ -55,7 +55,7 @@ def cifar10_400() -> RunConfig:
 
 
 def cifar10_cifar100_4() -> RunConfig:
-    """CIFAR-10 and all of CIFAR-100 as out-of-class, 4 labels a class.
+    """CIFAR-10 and all of CIFAR-100 as out-of-class, 4 labels per class.
 
     The paper has no figure for it.
     234,000 steps of 256: twice the cost of cifar10-4, about two days on one current GPU.
@@ -64,7 +64,7 @@ def cifar10_cifar100_4() -> RunConfig:
 
 
 def cifar10_cifar100_25() -> RunConfig:
-    """CIFAR-10 and all of CIFAR-100 as out-of-class, 25 labels a class.
+    """CIFAR-10 and all of CIFAR-100 as out-of-class, 25 labels per class.
 
     Paper: RoPAWS 85.6 ± 3.0 %, PAWS 78.7 ± 2.9 %.
     234,000 steps of 256: twice the cost of cifar10-25, about two days on one current GPU.
@@ -73,7 +73,7 @@ def cifar10_cifar100_25() -> RunConfig:
 
 
 def cifar10_cifar100_400() -> RunConfig:
-    """CIFAR-10 and all of CIFAR-100 as out-of-class, 400 labels a class.
+    """CIFAR-10 and all of CIFAR-100 as out-of-class, 400 labels per class.
 
     Paper: RoPAWS 93.9 ± 0.1 %, PAWS 91.2 ± 0.3 %.
     234,000 steps of 256: twice the cost of cifar10-400, about two days on one current GPU.
@@ -82,7 +82,7 @@ def cifar10_cifar100_400() -> RunConfig:
 
 
 def cifar10_tiny_4() -> RunConfig:
-    """CIFAR-10 and all of Tiny-ImageNet as out-of-class, 4 labels a class.
+    """CIFAR-10 and all of Tiny-ImageNet as out-of-class, 4 labels per class.
 
     The paper has no figure for it.
     351,000 steps of 256: three times the cost of cifar10-4, about three days on one current GPU.
@@ -91,7 +91,7 @@ def cifar10_tiny_4() -> RunConfig:
 
 
 def cifar10_tiny_25() -> RunConfig:
-    """CIFAR-10 and all of Tiny-ImageNet as out-of-class, 25 labels a class.
+    """CIFAR-10 and all of Tiny-ImageNet as out-of-class, 25 labels per class.
 
     Paper: RoPAWS 83.1 ± 1.8 %, PAWS 60.4 ± 5.3 %.
     351,000 steps of 256: three times the cost of cifar10-25, about three days on one current GPU.
@@ -100,7 +100,7 @@ def cifar10_tiny_25() -> RunConfig:
 
 
 def cifar10_tiny_400() -> RunConfig:
-    """CIFAR-10 and all of Tiny-ImageNet as out-of-class, 400 labels a class.
+    """CIFAR-10 and all of Tiny-ImageNet as out-of-class, 400 labels per class.
 
     The paper has no figure for it.
     351,000 steps of 256: three times the cost of cifar10-400, about three days on one current GPU.
@@ -109,7 +109,7 @@ def cifar10_tiny_400() -> RunConfig:
 
 
 def cifar10_svhn_4() -> RunConfig:
-    """CIFAR-10 and all of SVHN's training set as out-of-class, 4 labels a class.
+    """CIFAR-10 and all of SVHN's training set as out-of-class, 4 labels per class.
 
     The paper has no figure for it.
     288,600 steps of 256: two and a half times the cost of cifar10-4.
@@ -118,7 +118,7 @@ def cifar10_svhn_4() -> RunConfig:
 
 
 def cifar10_svhn_25() -> RunConfig:
-    """CIFAR-10 and all of SVHN's training set as out-of-class, 25 labels a class.
+    """CIFAR-10 and all of SVHN's training set as out-of-class, 25 labels per class.
 
     Paper: RoPAWS 81.2 ± 0.4 %, PAWS 47.1 ± 0.4 %.
     288,600 steps of 256: two and a half times the cost of cifar10-25.
@@ -127,7 +127,7 @@ def cifar10_svhn_25() -> RunConfig:
 
 
 def cifar10_svhn_400() -> RunConfig:
-    """CIFAR-10 and all of SVHN's training set as out-of-class, 400 labels a class.
+    """CIFAR-10 and all of SVHN's training set as out-of-class, 400 labels per class.
 
     The paper has no figure for it.
     288,600 steps of 256: two and a half times the cost of cifar10-400.
@@ -136,7 +136,7 @@ def cifar10_svhn_400() -> RunConfig:
 
 
 def cifar100_svhn_25() -> RunConfig:
-    """CIFAR-100 and all of SVHN's training set as out-of-class, 25 labels a class.
+    """CIFAR-100 and all of SVHN's training set as out-of-class, 25 labels per class.
 
     Paper: RoPAWS 51.5 ± 1.7 %, PAWS 36.9 ± 0.2 %.
     72,000 steps of 1,024 with a support of 12,800: about three days on one current GPU.
@@ -145,7 +145,7 @@ def cifar100_svhn_25() -> RunConfig:
 
 
 def cifar100_tiny_25() -> RunConfig:
-    """CIFAR-100 and all of Tiny-ImageNet as out-of-class, 25 labels a class.
+    """CIFAR-100 and all of Tiny-ImageNet as out-of-class, 25 labels per class.
 
     Paper: RoPAWS 59.8 ± 1.3 %, PAWS 46.0 ± 0.5 %.
     87,600 steps of 1,024 with a support of 12,800: about four days on one current GPU.
@@ -207,7 +207,7 @@ def imagenet_10() -> RunConfig:
 
 
 SWAV = Path("data/swav_800ep_pretrain.pth.tar")
-# labels a class -> images a class and views of each in a support batch, 128 rows a class
+# labels per class -> images per class and views of each in a support batch, 128 rows per class
 CIFAR_SUPPORT = {4: (4, 32), 25: (16, 8), 400: (64, 2)}
 
 
@@ -246,7 +246,7 @@ def _imagenet(*, label_fraction: float) -> RunConfig:
     )
 
 
-IMAGE = 256  # pixels a side that are kept of an image, for views of 224
+IMAGE = 256  # pixels per side that are kept of an image, for views of 224
 
 
 def _large_scale(pool: int, epochs: int, *, power: float) -> RunConfig:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import ropaws
-from ropaws import RoPAWS
-from ropaws import material as material_module
+from ropaws import RoPAWS, Run
 from ropaws.cli.main import main
-from ropaws.runs.run import HIDDEN, OUT, load_material, pool_truth
-from ropaws.trained import load_run
+from ropaws.runs.outputs import HIDDEN, OUT
+from ropaws.runs.run import pool_truth
 from tests import tiny
 
 
@@ -49,18 +48,19 @@ def test_all_parts_are_there_and_on_disk(run):
 def test_figures_are_those_of_the_embeddings(run):
     """Once more by hand, from the network itself."""
     found = ropaws.evaluate(run, only=["soft-nn", "confusion", "propagation", "snapshots"])
-    material = load_material(run)
-    network = load_run(run)
-    test = network.embed(material.corpus.test_images)
-    support = network.embed(material.corpus.train_images, material.facts.split.indices)
-    votes = torch.nn.functional.one_hot(material.facts.split.labels, 3).float()
+    network = Run(run)
+    split, truth = network.facts.split, network.corpus.test_labels
+    test = network.embed(network.corpus.test_images)
+    support = network.embed(network.corpus.train_images, split.indices)
+    votes = torch.nn.functional.one_hot(split.labels, 3).float()
     probs = ropaws.equations.soft_nn(test, support, votes, temperature=0.1)
-    known = material.corpus.test_labels >= 0
-    right = probs.argmax(1)[known] == material.corpus.test_labels[known]
+    known = truth >= 0
+    right = probs.argmax(1)[known] == truth[known]
     assert found["accuracy"] == pytest.approx(right.double().mean().item())
     assert sum(row[i] for i, row in enumerate(found["confusion"])) == right.sum()
+    prior = network.method.in_domain_temperature(network.support)
     posterior = ropaws.equations.ropaws_posterior(
-        test, support, votes, temperature=0.1, prior_temperature=material.border.prior_temperature
+        test, support, votes, temperature=0.1, prior_temperature=prior
     )
     last = found["propagation"][-1]
     assert last["confidence_in"] == pytest.approx(posterior.probs.amax(1)[known].mean().item(), abs=1e-4)
@@ -73,8 +73,8 @@ def test_figures_are_those_of_the_embeddings(run):
 def test_embeddings_are_computed_once_and_anew_for_another_model(run, monkeypatch):
     first = ropaws.evaluate(run)
     calls = []
-    real = material_module._embed_all
-    monkeypatch.setattr(material_module, "_embed_all", lambda *args: calls.append(args) or real(*args))
+    real = Run._compute_outputs
+    monkeypatch.setattr(Run, "_compute_outputs", lambda self: calls.append(self) or real(self))
     assert ropaws.evaluate(run) == first
     assert not calls
     snapshot = run / "snapshots" / "step-0000003.safetensors"
@@ -116,19 +116,21 @@ def test_a_part_that_fails_costs_itself_only(run, capsys):
     ("change", "prior"), [({"prior_temperature": 0.1}, 0.1), ({"in_domain_prior": False}, None)]
 )
 def test_propagation_has_the_prior_of_the_method(run, change, prior):
-    material = load_material(run)
-    changed = replace(material, config=replace(material.config, method=RoPAWS(**change)))
-    assert changed.kernel().prior_temperature == prior
-    assert material.kernel().prior_temperature == material.border.prior_temperature  # auto
+    trained = Run(run)
+    automatic = trained.method.in_domain_temperature(trained.support)
+    assert trained.kernel.prior_temperature == automatic
+    changed = Run(run)
+    changed.config = replace(changed.config, method=RoPAWS(**change))
+    assert changed.kernel.prior_temperature == prior
 
 
-def test_one_label_a_class_has_none_that_agrees(tmp_path):
+def test_one_label_per_class_has_none_that_agrees(tmp_path):
     data = tiny.write_data(tmp_path / "data.npz")
     config = tiny.config(data)
     config = replace(config, data=replace(config.data, labels_per_class=1))
     found = ropaws.evaluate(ropaws.train(config, tmp_path / "run"))
     assert "leave_one_out" not in found
-    assert found["doubts"] == []
+    assert found["label_errors"] == []
     assert "accuracy" in found
 
 
@@ -156,10 +158,10 @@ def test_a_run_whose_images_are_gone_keeps_its_analyses(tmp_path, capsys):
     data.unlink()
     images = (run / "gallery.json").read_text()
     assert ropaws.evaluate(run) == first
-    assert "The images are not at hand" in capsys.readouterr().err
+    assert "The images are not available" in capsys.readouterr().err
     assert (run / "gallery.json").read_text() == images
     with pytest.raises(FileNotFoundError):
-        ropaws.evaluate(run, only=["images"])
+        ropaws.evaluate(run, only=["gallery"])
     assert len(ropaws.suggest(run, n=3)) == 3
 
 
@@ -186,7 +188,7 @@ def test_the_pool_can_be_sampled(run):
     assert ropaws.evaluate(run, only=["pool"], pool=0)["pool"]["seen"] == 34
 
 
-def test_labels_alone_for_comparison(run):
+def test_the_supervised_baseline(run):
     found = ropaws.evaluate(run, only=["supervised"])
     baseline = run / "supervised"
     config = json.loads((baseline / "config.json").read_text())
@@ -218,7 +220,7 @@ def test_the_embedded_pool_is_known_to_the_analyses():
 
 
 def test_wrong_labels_are_found_in_a_trained_run(tmp_path):
-    """Five of thirty labels are flipped before training; the most doubtful ones are among them."""
+    """Five of thirty labels are flipped before training; the most suspect ones are among them."""
     data = tiny.write_data(tmp_path / "data.npz")
     arrays = dict(np.load(data))
     right = arrays["train_labels"].copy()
@@ -233,10 +235,10 @@ def test_wrong_labels_are_found_in_a_trained_run(tmp_path):
         optim=replace(config.optim, start=0.2, peak=0.8, end=0.008, warmup=6),
     )
     run = ropaws.train(config, tmp_path / "run")
-    doubts = ropaws.evaluate(run, only=["labels"])["doubts"]
-    assert {doubt["image"] for doubt in doubts[:3]} <= set(flipped.tolist())
+    errors = ropaws.evaluate(run, only=["labels"])["label_errors"]
+    assert {error["image"] for error in errors[:3]} <= set(flipped.tolist())
     names = arrays["class_names"]
-    assert all(doubt["suspected"] == names[right[doubt["image"]]] for doubt in doubts[:3])
+    assert all(error["suspected"] == names[right[error["image"]]] for error in errors[:3])
 
 
 def test_suggestions_from_the_command_line(run, tmp_path, capsys):

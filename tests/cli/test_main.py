@@ -139,7 +139,7 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["train", "--recipe", "cifar10-4", "--data.no-download"], "no cifar10 below"),
         (["train", "nowhere.json"], "no file at nowhere.json"),
         (["train", "nowhere.json", "--recipe", "demo"], "not from both"),
-        (["train", "--resume"], "--resume: expected one argument"),
+        (["train", "--resume"], "Missing value for argument '--resume'"),
         (["train", "--recipe", "demo", "--train.batch", "1"], "train.batch must be at least 2, got 1"),
         (
             ["train", "--recipe", "demo", "--train.seed", str(1 << 65)],

@@ -20,7 +20,7 @@ EVERYTHING = AugmentConfig(
     small_size=12,
     jitter=0.8,
     jitter_strength=1.0,
-    gray=0.3,
+    grayscale=0.3,
     solarize=0.3,
     equalize=0.3,
     blur=0.5,
@@ -38,10 +38,12 @@ def plain(channels=3):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_views_have_their_shapes_and_are_finite(channels):
-    views = random_views(random_images(channels=channels), EVERYTHING, plain(channels), seeded())
-    assert views.first.shape == views.second.shape == (6, channels, 20, 20)
-    assert [crop.shape for crop in views.crops] == [(6, channels, 12, 12)] * 2
-    for view in (views.first, views.second, *views.crops):
+    roles = EVERYTHING.multi_crop()
+    views = random_views(random_images(channels=channels), roles, plain(channels), seeded())
+    assert views["large1"].shape == views["large2"].shape == (6, channels, 20, 20)
+    assert [views[role].shape for role in ("small1", "small2")] == [(6, channels, 12, 12)] * 2
+    assert list(views) == ["large1", "large2", "small1", "small2"]
+    for view in views.values():
         assert view.dtype == torch.float32
         assert view.isfinite().all()
         assert view.min() >= -2.001
@@ -81,7 +83,7 @@ def test_with_everything_off_an_image_is_only_normalized():
 def test_probability_one_and_zero_are_kept():
     images = random_images(n=64)
     gray = augment_pixels(
-        images, AugmentConfig(size=24, jitter=0, solarize=0, equalize=0, gray=1.0), seeded()
+        images, AugmentConfig(size=24, jitter=0, solarize=0, equalize=0, grayscale=1.0), seeded()
     )
     torch.testing.assert_close(gray[:, 0], gray[:, 1])
     base = AugmentConfig(size=24, jitter=0, solarize=0, equalize=0, flip=0.0)
@@ -175,7 +177,7 @@ def test_each_operation_happens_as_often_and_as_strongly_as_asked(applied):
     n = 4000
     images = random_images(n=1, size=4).expand(n, -1, -1, -1)
     config = AugmentConfig(
-        size=4, jitter=0.6, jitter_strength=0.5, gray=0.1, solarize=0.2, equalize=0.3, blur=0.4
+        size=4, jitter=0.6, jitter_strength=0.5, grayscale=0.1, solarize=0.2, equalize=0.3, blur=0.4
     )
     augment_pixels(images, config, seeded())
     # Contrast and saturation take the grayscale inside; those calls are not the grayscale operation's.

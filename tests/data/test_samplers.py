@@ -1,17 +1,11 @@
-"""Splits, batches and their randomness."""
-
-from dataclasses import replace
+"""Splits, which images a step has, and their randomness."""
 
 import pytest
 import torch
 
-from ropaws.data.augment import AugmentConfig, Normalization
-from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.randomness import POOL_ORDER, SPLIT, generator
-from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
+from ropaws.data.samplers import SupportConfig, support_indices, unlabeled_indices
 from ropaws.data.splits import draw_split
-from ropaws.distributed import share
-from ropaws.distributed import Place
 
 NAMES = ("a", "b", "c")
 LABELS = torch.tensor([0, 1, 2, -1] * 10)
@@ -80,11 +74,8 @@ def test_a_short_class_is_drawn_with_replacement_and_one_label_is_enough():
     labels = torch.tensor([0, 1, 1])
     positions, _ = support_indices(0, labels, SupportConfig(images_per_class=5), seed=0)
     assert positions[:5].tolist() == [0] * 5
-    assert sorted(positions[5:].bincount().tolist()) == [
-        0,
-        2,
-        3,
-    ]  # each comes up before any comes up a third time
+    # each comes up before any comes up a third time
+    assert sorted(positions[5:].bincount().tolist()) == [0, 2, 3]
 
 
 def test_more_classes_than_there_are_is_refused():
@@ -102,82 +93,7 @@ def test_purposes_and_steps_have_randomness_of_their_own():
     assert draws[(SPLIT, 1)] == float(torch.rand(1, generator=generator(0, SPLIT, 1)))
 
 
-def stream(**changes):
-    images = torch.arange(12, dtype=torch.uint8)[:, None, None, None].expand(12, 1, 8, 8) * 20
-    data = TrainingData(
-        images, torch.tensor([3, 9, 5]), torch.tensor([0, 1, 1]), Normalization((0.0,), (1.0,))
-    )
-    plain = AugmentConfig(size=8, small_crops=1, small_size=4, jitter=0, solarize=0, equalize=0)
-    return BatchStream(data, plain, SupportConfig(images_per_class=2, views=3), batch=4, seed=0, **changes)
-
-
-def test_labels_and_identities_travel_with_the_support_images():
-    one = stream()
-    support = one.support_batch(0, one.pixels(0))
-    assert support.images.shape == (12, 1, 8, 8)
-    shown = (
-        (support.images.mean(dim=(1, 2, 3)) * 255 / 20).round().long()
-    )  # constant images show their number
-    number_of = torch.tensor([3, 9, 5])
-    assert torch.equal(shown, number_of[support.identity])
-    assert torch.equal(support.labels.argmax(dim=1), torch.tensor([0, 1, 1])[support.identity])
-    assert support.labels.sum(dim=0).tolist() == [6, 6]
-
-
-def test_rows_of_all_views_show_the_same_image():
-    one = stream()
-    views = one.views(0, one.pixels(0))
-    first, second, crop = (v.mean(dim=(1, 2, 3)) for v in (views.first, views.second, *views.crops))
-    torch.testing.assert_close(first, second)
-    torch.testing.assert_close(first, crop)
-
-
-def test_batches_are_a_function_of_seed_and_step():
-    late = [views.first for _, views, _ in stream().batches(2, 4)]
-    all_of_them = [views.first for _, views, _ in stream().batches(0, 4)]
-    assert torch.equal(late[0], all_of_them[2])
-    assert torch.equal(late[1], all_of_them[3])
-
-
-def test_a_method_that_needs_no_pool_gets_empty_views():
-    one = stream(with_views=False)
-    views = one.views(0, one.pixels(0))
-    assert len(views.first) == len(views.second) == 0
-    assert views.crops == ()
-
-
-@pytest.mark.parametrize("name", ["classes", "images_per_class", "views"])
+@pytest.mark.parametrize("name", ["classes", "images_per_class", "views", "images_per_step"])
 def test_bad_settings_are_named(name):
     with pytest.raises(ValueError, match=rf"support\.{name} must be at least 1, got 0"):
         SupportConfig(**{name: 0})
-
-
-@pytest.mark.parametrize("unique", [False, True])
-def test_each_process_makes_its_own_rows_of_the_batch_of_one(unique):
-    """Views, supports, labels and identities, whatever the number of processes."""
-    random = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (40, 3, 14, 14), dtype=torch.uint8, generator=random)
-    labeled = torch.arange(20)
-    data = TrainingData(images, labeled, labeled % 5, Normalization((0.5,) * 3, (0.25,) * 3))
-    settings = AugmentConfig(size=12, small_crops=1, small_size=8, gray=0.3, blur=0.5, solarize=0, equalize=0)
-    support = SupportConfig(images_per_class=3, views=2, unique_classes_per_process=unique)
-    whole = BatchStream(data, settings, support, batch=12, seed=0)
-    views, supports = whole.views(5, whole.pixels(5)), whole.support_batch(5, whole.pixels(5))
-    for size in (2, 3, 4):
-        seen = []
-        for rank in range(size):
-            part = replace(whole, at=Place(rank, size))
-            pixels = part.pixels(5)
-            mine = share(12, part.at)
-            made = part.views(5, pixels)
-            for all_of_them, own in zip((views.first, views.second, *views.crops),
-                                        (made.first, made.second, *made.crops), strict=True):  # fmt: skip
-                torch.testing.assert_close(own, all_of_them[mine], atol=1e-5, rtol=0)
-            chosen = support_share(15, support, part.at)
-            rows = torch.cat([view * 15 + chosen for view in range(2)])
-            own = part.support_batch(5, pixels)
-            torch.testing.assert_close(own.images, supports.images[rows], atol=1e-5, rtol=0)
-            assert torch.equal(own.labels, supports.labels[rows])
-            assert torch.equal(own.identity, supports.identity[rows])
-            seen += rows.tolist()
-        assert sorted(seen) == list(range(30))

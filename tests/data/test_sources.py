@@ -6,22 +6,8 @@ import pytest
 import torch
 
 from ropaws.data.corpus import Corpus, join, measure_normalization
-from ropaws.data.datasets.npz import read_npz
 from ropaws.data.sources import DataConfig, load_corpus
-
-
-def write_npz(path, **changes):
-    random = np.random.default_rng(0)
-    arrays = {
-        "train_images": random.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8),
-        "train_labels": np.array([0, 1, -1, 0, 1, -1]),
-        "test_images": random.integers(0, 256, (3, 8, 8, 3), dtype=np.uint8),
-        "test_labels": np.array([0, 1, -1]),
-        "class_names": np.array(["cat", "dog"]),
-        **changes,
-    }
-    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
-    return arrays
+from tests.data.datasets.test_npz import write_npz
 
 
 def test_embedded_data_is_what_it_says():
@@ -37,11 +23,11 @@ def test_embedded_data_is_what_it_says():
 def test_embedded_files_are_small():
     import importlib.resources
 
-    folder = importlib.resources.files("ropaws.data") / "embedded"
+    folder = importlib.resources.files("ropaws.data.datasets") / "embedded"
     assert sum(len(file.read_bytes()) for file in folder.iterdir()) < 4_000_000
 
 
-def test_the_piles_true_labels_agree_with_the_granted_ones_and_are_half_out_of_class():
+def test_the_true_labels_of_the_pool_agree_with_the_granted_ones_and_are_half_out_of_class():
     from ropaws.data.datasets.truth import embedded_truth
 
     truth = embedded_truth()
@@ -50,63 +36,6 @@ def test_the_piles_true_labels_agree_with_the_granted_ones_and_are_half_out_of_c
     granted = corpus.train_labels >= 0
     assert torch.equal(truth.labels[granted], corpus.train_labels[granted])
     assert truth.class_names[:5] == corpus.class_names
-
-
-def test_npz_becomes_a_corpus(tmp_path):
-    arrays = write_npz(tmp_path / "a.npz")
-    corpus = read_npz(tmp_path / "a.npz")
-    assert corpus.class_names == ("cat", "dog")
-    assert corpus.train_images.shape == (6, 3, 8, 8)
-    np.testing.assert_array_equal(corpus.train_images[2].permute(1, 2, 0).numpy(), arrays["train_images"][2])
-    assert corpus.test_labels.tolist() == [0, 1, -1]
-
-
-def test_npz_may_leave_tests_and_names_out(tmp_path):
-    write_npz(tmp_path / "a.npz", test_images=None, test_labels=None, class_names=None)
-    corpus = read_npz(tmp_path / "a.npz")
-    assert len(corpus.test_images) == 0
-    assert corpus.class_names == ("0", "1")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"train_labels": None}, "has no array 'train_labels'"),
-        ({"train_images": np.zeros((6, 8, 8, 3))}, "train_images must be uint8"),
-        ({"train_images": np.zeros((6, 8, 8, 2), np.uint8)}, r"\(n, h, w, 1 or 3\)"),
-        ({"train_labels": np.zeros(5, int)}, "one for each of 6 images"),
-        ({"train_labels": np.full(6, -2)}, "at least -1"),
-        ({"test_images": np.zeros((3, 8, 8), np.uint8)}, "must have the same channels, got 3 and 1"),
-        ({"test_labels": np.zeros(3)}, "test_labels must be whole numbers"),
-        ({"class_names": np.array(["cat"])}, "class_names has 1 names, but labels go up to 1"),
-    ],
-)
-def test_a_wrong_npz_says_what_is_wrong(tmp_path, changes, words):
-    write_npz(tmp_path / "a.npz", **changes)
-    with pytest.raises(ValueError, match=words):
-        read_npz(tmp_path / "a.npz")
-
-
-def test_missing_and_damaged_files_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no data file at .*b\.npz"):
-        load_corpus(DataConfig(source=str(tmp_path / "b.npz")))
-    for content in (b"", b"not a zip", b"PK\x03\x04 cut off"):
-        (tmp_path / "b.npz").write_bytes(content)
-        with pytest.raises(ValueError, match="not a readable"):
-            load_corpus(DataConfig(source=str(tmp_path / "b.npz")))
-    np.savez_compressed(tmp_path / "b.npz", train_images=np.random.default_rng(0).bytes(4000))
-    content = bytearray((tmp_path / "b.npz").read_bytes())
-    content[200:400] = bytes(200)  # a damaged deflate stream
-    (tmp_path / "b.npz").write_bytes(content)
-    with pytest.raises(ValueError, match="not a readable"):
-        read_npz(tmp_path / "b.npz")
-    with (tmp_path / "b.npz").open("wb") as file:
-        np.save(file, np.zeros(3))
-    with pytest.raises(ValueError, match="not a readable"):
-        read_npz(tmp_path / "b.npz")
-    np.savez(tmp_path / "c.npz", train_images=np.array([object()]), train_labels=np.zeros(1, int))
-    with pytest.raises(ValueError, match="not a readable"):  # pickled arrays are not executed
-        read_npz(tmp_path / "c.npz")
 
 
 def test_an_unknown_source_gets_the_nearest_name():

@@ -82,7 +82,7 @@ def test_settings_of_a_split_are_checked(tmp_path):
     for fraction in (0.0, 1.5):
         with pytest.raises(ValueError, match=r"label_fraction must be above 0 and at most 1"):
             DataConfig(label_fraction=fraction)
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         DataConfig(label_fraction=0.1, split=tmp_path)
 
 

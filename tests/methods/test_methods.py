@@ -5,23 +5,24 @@ import torch
 import torch.nn.functional as F
 
 from ropaws import equations as eq
-from ropaws.batch import Embeddings, Support, Views
+from ropaws.batch import Batch, Embeddings, Support
+from ropaws.data.augment import AugmentConfig
 from ropaws.methods import PAWS, RoPAWS, Supervised
-from ropaws.methods.ropaws import auto_prior_temperature, update_support_gap
-from ropaws.methods.soft_nn import may_vote, nearest_gap, smooth
+from ropaws.methods.ropaws import GAP, update_running_gap
+from ropaws.methods.soft_nn import auto_prior_temperature, may_vote, nearest_gap, smooth
 
 
-class Table:
+class Table(torch.nn.Module):
     """A network that looks its answers up: images are row numbers, h and z are free parameters."""
 
     def __init__(self, rows=40, dims=6, seed=0):
+        super().__init__()
         random = torch.Generator().manual_seed(seed)
         self.h = torch.randn(rows, dims, generator=random, dtype=torch.float64).requires_grad_()
         self.z = torch.randn(rows, dims, generator=random, dtype=torch.float64).requires_grad_()
-        self.support_gap = torch.tensor(math.nan)
         self.calls = 0
 
-    def __call__(self, batches):
+    def forward(self, batches):
         self.calls += 1
         return [Embeddings(F.normalize(self.h[b], dim=1), F.normalize(self.z[b], dim=1)) for b in batches]
 
@@ -29,19 +30,35 @@ class Table:
 def make_support(classes=3, images=2, views=2):
     identity = torch.arange(classes * images).repeat(views)
     labels = F.one_hot(identity // images, classes).double()
-    return Support(torch.arange(classes * images * views), labels, identity)
+    return Support(torch.arange(classes * images * views), labels, identity, identity // images)
+
+
+def make_batch(support, views):
+    rows = len(next(iter(views.values()), ()))
+    return Batch(step=0, steps=1, views=views, pool_index=torch.arange(rows), labeled=support)
+
+
+def step(method, model, batch):
+    """One step of the model that the method makes of a network."""
+    return method.step(method.build(model, classes=3, pool=40), batch)
 
 
 SUPPORT = make_support()
-VIEWS = Views(torch.arange(12, 17), torch.arange(17, 22), (torch.arange(22, 27), torch.arange(27, 32)))
+VIEWS = {
+    "large1": torch.arange(12, 17),
+    "large2": torch.arange(17, 22),
+    "small1": torch.arange(22, 27),
+    "small2": torch.arange(27, 32),
+}
+BATCH = make_batch(SUPPORT, VIEWS)
 METHODS = [PAWS(), RoPAWS(), RoPAWS(prior_temperature="auto")]
 
 
 def test_paws_is_the_equations_on_z_and_h():
     model = Table()
-    losses = PAWS().step(model, VIEWS, SUPPORT)
+    losses = step(PAWS(), model, BATCH)
     labels = smooth(SUPPORT.labels, 0.1)
-    s, first, second, *crops = model([SUPPORT.images, VIEWS.first, VIEWS.second, *VIEWS.crops])
+    s, first, second, *crops = model([SUPPORT.images, *VIEWS.values()])
     anchors = torch.stack([eq.soft_nn(v.z, s.z, labels) for v in (first, second, *crops)])
     targets = torch.stack([eq.soft_nn(v.h, s.h, labels) for v in (first, second)])
     torch.testing.assert_close(losses.total, eq.paws_loss(anchors, targets).total)
@@ -50,9 +67,9 @@ def test_paws_is_the_equations_on_z_and_h():
 def test_ropaws_is_the_equations_on_z_and_h():
     model = Table()
     method = RoPAWS(prior_temperature=0.3, label_ratio=2.0, reweight_power=2.0)
-    losses = method.step(model, VIEWS, SUPPORT)
+    losses = step(method, model, BATCH)
     labels = smooth(SUPPORT.labels, 0.1)
-    s, first, second, *crops = model([SUPPORT.images, VIEWS.first, VIEWS.second, *VIEWS.crops])
+    s, first, second, *crops = model([SUPPORT.images, *VIEWS.values()])
     anchors = torch.stack([eq.soft_nn(v.z, s.z, labels) for v in (first, second, *crops)])
     q = [
         eq.ropaws_posterior(v.h, s.h, labels, prior_temperature=0.3, label_ratio=2.0) for v in (first, second)
@@ -67,7 +84,7 @@ def test_ropaws_is_the_equations_on_z_and_h():
 @pytest.mark.parametrize("method", METHODS)
 def test_gradient_goes_through_anchors_of_views_and_supports_not_through_targets(method):
     model = Table()
-    method.step(model, VIEWS, SUPPORT).total.backward()
+    step(method, model, BATCH).total.backward()
     assert model.calls == 1
     assert model.h.grad is None
     touched = model.z.grad.abs().sum(dim=1) > 0
@@ -76,14 +93,14 @@ def test_gradient_goes_through_anchors_of_views_and_supports_not_through_targets
 
 def test_with_all_switches_off_ropaws_is_paws():
     off = RoPAWS(semi_supervised_density=False, in_domain_prior=False, reweighting=False)
-    losses, paws = (method.step(Table(), VIEWS, SUPPORT) for method in (off, PAWS()))
+    losses, paws = (step(method, Table(), BATCH) for method in (off, PAWS()))
     torch.testing.assert_close(losses.total, paws.total)
 
 
 @pytest.mark.parametrize("switch", ["semi_supervised_density", "in_domain_prior", "reweighting"])
 def test_each_switch_alone_changes_the_loss(switch):
     on, off = (RoPAWS(prior_temperature=2.0, label_ratio=0.5, **{switch: value}) for value in (True, False))
-    one, other = (method.step(Table(), VIEWS, SUPPORT) for method in (on, off))
+    one, other = (step(method, Table(), BATCH) for method in (on, off))
     assert abs(float((one.total - other.total).detach())) > 1e-4
     if switch == "reweighting":
         assert float(other.parts["weight"]) == 1.0
@@ -104,8 +121,8 @@ def test_prior_without_density_is_paws_shrunk_towards_uniform():
 
 def test_supervised_ignores_the_pool_and_classifies_by_other_images():
     model = Table()
-    empty = Views(torch.arange(0), torch.arange(0))
-    losses = Supervised().step(model, empty, SUPPORT)
+    assert Supervised().views(AugmentConfig()) == {}
+    losses = step(Supervised(), model, make_batch(SUPPORT, {}))
     z = F.normalize(model.z.detach()[SUPPORT.images], dim=1)
     labels = smooth(SUPPORT.labels, 0.1)
     total = 0.0
@@ -120,9 +137,8 @@ def test_supervised_ignores_the_pool_and_classifies_by_other_images():
 
 
 def test_an_image_alone_in_its_class_may_be_judged_by_its_other_views():
-    alone = Support(
-        torch.arange(4), torch.tensor([[1.0, 0], [0, 1], [1, 0], [0, 1]]), torch.tensor([0, 1, 0, 1])
-    )
+    numbers = torch.tensor([0, 1, 0, 1])
+    alone = Support(torch.arange(4), torch.eye(2)[numbers], numbers, numbers)
     expected = ~torch.eye(4, dtype=torch.bool)
     assert torch.equal(may_vote(alone), expected)
     # Two images of the class: views of the same one must be silent.
@@ -137,7 +153,8 @@ def test_smoothing_keeps_rows_at_one():
 
 
 def test_gap_is_the_distance_to_the_nearest_other_image_of_the_class():
-    support = Support(torch.arange(4), torch.tensor([[1.0, 0]] * 2 + [[0, 1.0]] * 2), torch.arange(4))
+    classes = torch.tensor([0, 0, 1, 1])
+    support = Support(torch.arange(4), torch.eye(2)[classes], torch.arange(4), classes)
     angles = torch.tensor([0.0, 0.5, 0.1, 1.1])
     points = torch.stack([angles.cos(), angles.sin()], dim=1)
     expected = 1 - (math.cos(0.5) + math.cos(1.0)) / 2
@@ -145,15 +162,16 @@ def test_gap_is_the_distance_to_the_nearest_other_image_of_the_class():
 
 
 def test_gap_is_unknown_where_no_class_has_two_rows():
-    support = Support(torch.arange(2), torch.eye(2), torch.arange(2))
+    support = Support(torch.arange(2), torch.eye(2), torch.arange(2), torch.arange(2))
     assert nearest_gap(torch.eye(2), support).isnan()
 
 
 def test_running_gap_starts_at_the_first_value_and_skips_missing_ones():
-    model = Table()
+    average = RoPAWS().build(Table(), classes=3, pool=40).get_buffer(GAP)
+    assert average.isnan()
     for gap, expected in ((math.nan, math.nan), (0.4, 0.4), (0.8, 0.44), (math.nan, 0.44)):
-        update_support_gap(model, torch.tensor(gap))
-        assert float(model.support_gap) == pytest.approx(expected, nan_ok=True)
+        update_running_gap(average, torch.tensor(gap))
+        assert float(average) == pytest.approx(expected, nan_ok=True)
 
 
 def test_auto_temperature_gives_the_typical_prior_at_the_gap():
@@ -164,7 +182,7 @@ def test_auto_temperature_gives_the_typical_prior_at_the_gap():
 
 def test_auto_is_logged_and_follows_the_supports():
     model = Table()
-    losses = RoPAWS(prior_temperature="auto").step(model, VIEWS, SUPPORT)
+    losses = step(RoPAWS(prior_temperature="auto"), model, BATCH)
     gap = nearest_gap(F.normalize(model.h.detach()[SUPPORT.images], dim=1), SUPPORT)
     expected = auto_prior_temperature(float(gap), 0.7)
     assert float(losses.parts["prior_temperature"]) == pytest.approx(expected, rel=1e-5)
@@ -174,7 +192,7 @@ def test_one_label_a_class_trains():
     support = make_support(classes=3, images=1, views=2)
     for method in (*METHODS, Supervised()):
         model = Table()
-        losses = method.step(model, VIEWS, support)
+        losses = step(method, model, make_batch(support, VIEWS))
         losses.total.backward()
         assert losses.total.isfinite()
         assert model.z.grad.isfinite().all()

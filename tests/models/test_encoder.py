@@ -111,7 +111,7 @@ def test_bf16_answers_in_float32_close_to_float32():
     ("settings", "words"),
     [
         ({"backbone": "resnet5"}, r"unknown backbone 'resnet5', did you mean 'resnet50'\?"),
-        ({"projection_dims": 0}, r"model\.projection_dims must be at least 1, got 0"),
+        ({"projection_dims": 0}, r"model\.projection_dims must be from 1 to 65536, got 0"),
     ],
 )
 def test_bad_settings_are_named(settings, words):

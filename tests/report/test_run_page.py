@@ -131,7 +131,7 @@ def test_the_verdict_says_what_the_unlabeled_images_brought(run):
 def test_a_baseline_can_be_another_run(run, tmp_path):
     other = shutil.copytree(run / "supervised", tmp_path / "other")
     shutil.rmtree(run / "supervised")
-    row = "labels alone, the same network and steps"
+    row = "supervised baseline: the same network and steps, labeled images alone"
     assert row not in classifiers(write_report(run))
     assert row in classifiers(write_report(run, baseline=other))
 
@@ -214,11 +214,11 @@ def test_a_verdict_does_not_boast_of_what_was_not_told_apart(run):
         assert ("hardly told apart (AUROC 48%)" in write_report(run).read_text()) == warns
 
 
-def test_doubts_of_labels_that_predict_nothing_are_not_shown(run):
+def test_suspected_errors_of_labels_that_predict_nothing_are_not_shown(run):
     evaluation = json.loads((run / "evaluation.json").read_text())
-    doubt = {"position": 0, "image": 0, "name": "x", "label": "a", "suspected": "b", "own": 0.1, "other": 0.9}
+    error = {"position": 0, "image": 0, "name": "x", "label": "a", "suspected": "b", "own": 0.1, "other": 0.9}
     for share, warns in ((0.0, True), (0.8, False)):
-        found = {**evaluation, "leave_one_out": share, "doubts": [doubt]}
+        found = {**evaluation, "leave_one_out": share, "label_errors": [error]}
         (run / "evaluation.json").write_text(json.dumps(found))
         assert ("no better than guessing" in write_report(run).read_text()) == warns
 

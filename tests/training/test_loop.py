@@ -1,4 +1,4 @@
-"""Optimizer, schedule, loop, atomic files, progress, signals."""
+"""Loop, atomic files, checkpoints, progress, signals."""
 
 import io
 import json
@@ -9,124 +9,55 @@ import signal
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from ropaws.batch import Losses
+from ropaws.batch import Batch, Losses
+from ropaws.methods import Method, RoPAWS
 from ropaws.models import ModelConfig, build_encoder
+from ropaws.runs.atomic import read_json, write_atomically, write_json
 from ropaws.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
     load_model,
-    read_json,
     restore,
     save_checkpoint,
     save_model,
-    write_atomically,
-    write_json,
 )
 from ropaws.training.hardware import choose_device, choose_precision, keep_freed_memory
 from ropaws.training.interrupt import stop_between_steps
 from ropaws.training.loop import Taken, TrainingDivergedError, fit
-from ropaws.training.optim import LARS, OptimConfig
+from ropaws.training.optim import LARS
 from ropaws.training.progress import show_progress
-from ropaws.training.schedules import warmup_cosine
 from ropaws.training.trackers import drop_metrics_from
 
 
-def test_schedule_goes_up_straight_and_down_on_a_cosine():
-    def rate(step):
-        return warmup_cosine(step, peak=3.2, start=0.8, end=0.032, warmup=10, total=101)
-
-    assert rate(0) == 0.8
-    assert rate(5) == pytest.approx(2.0)
-    assert rate(10) == pytest.approx(3.2)
-    assert rate(55) == pytest.approx((3.2 + 0.032) / 2)
-    assert rate(100) == pytest.approx(0.032)
-    assert rate(500) == pytest.approx(0.032)
-    falling = [rate(step) for step in range(10, 101)]
-    assert falling == sorted(falling, reverse=True)
-
-
-def test_schedule_without_warmup_and_of_one_step():
-    assert warmup_cosine(0, peak=1.0, start=0.1, end=0.01, warmup=0, total=1) == 1.0
-
-
-def test_lars_scales_matrices_and_leaves_vectors_alone():
-    weight, bias = nn.Parameter(torch.tensor([[3.0, 4.0]])), nn.Parameter(torch.tensor([1.0, 2.0]))
-    optimizer = LARS([weight, bias], lr=0.5, momentum=0.9, weight_decay=0.1, trust=0.01)
-    expected_weight, expected_bias = weight.detach().clone(), bias.detach().clone()
-    momentum = torch.zeros(1, 2)
-    bias_momentum = torch.zeros(2)
-    for _ in range(3):
-        gradient, bias_gradient = torch.tensor([[0.6, -0.8]]), torch.tensor([0.5, -0.5])
-        weight.grad, bias.grad = gradient.clone(), bias_gradient.clone()
-        optimizer.step()
-        size = expected_weight.norm()
-        rate = 0.01 * size / (gradient.norm() + 0.1 * size + 1e-8)
-        momentum = 0.9 * momentum + rate * (gradient + 0.1 * expected_weight)
-        bias_momentum = 0.9 * bias_momentum + bias_gradient
-        expected_weight = expected_weight - 0.5 * momentum
-        expected_bias = expected_bias - 0.5 * bias_momentum
-    torch.testing.assert_close(weight.detach(), expected_weight)
-    torch.testing.assert_close(bias.detach(), expected_bias)
-
-
-def test_lars_leaves_every_norm_layer_without_decay():
-    model = build_encoder(ModelConfig(backbone="resnet18"), channels=3)
-    optimizer = LARS(model.parameters(), lr=1.0, weight_decay=100.0, trust=1e-3)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:  # also the batch norms of the downsampling layers
-            assert torch.equal(parameter, before[name]), name
-
-
-def test_lars_leaves_a_weight_without_gradient_alone():
-    weight = nn.Parameter(torch.ones(2, 2))
-    weight.grad = torch.zeros(2, 2)
-    LARS([weight], lr=0.1, weight_decay=0.5).step()
-    assert torch.equal(weight.detach(), torch.ones(2, 2))
-
-
-def test_lars_moves_a_zero_weight():
-    weight = nn.Parameter(torch.zeros(2, 2))
-    weight.grad = torch.ones(2, 2)
-    LARS([weight], lr=0.1).step()
-    torch.testing.assert_close(weight.detach(), torch.full((2, 2), -0.1))
-
-
-@pytest.mark.parametrize("settings", [{"peak": 0}, {"start": -1}, {"warmup": -1}, {"momentum": 1.0}])
-def test_bad_optimizer_settings_are_named(settings):
-    with pytest.raises(ValueError, match=rf"optim\.{next(iter(settings))} must be"):
-        OptimConfig(**settings)
-
-
-class Scripted:
+class Scripted(Method):
     """A method that gives a set loss at each step."""
-
-    needs_unlabeled = True
 
     def __init__(self, values):
         self.values = iter(values)
 
-    def step(self, model, views, support):
+    def step(self, model, batch):
         weight = next(model.parameters())
         loss = weight.sum() * 0 + next(self.values)
         return Losses(loss, {"consistency": loss.detach()})
 
 
+def empty_batch(step):
+    return Batch(step, steps=10, views={}, pool_index=torch.empty(0), labeled=None)
+
+
 def small_model():
+    """As RoPAWS builds it: with a running statistic."""
     torch.manual_seed(0)
-    return build_encoder(ModelConfig(backbone="small", projection_hidden=4, projection_dims=4), channels=1)
+    encoder = build_encoder(ModelConfig(backbone="small", projection_hidden=4, projection_dims=4), channels=1)
+    return RoPAWS().build(encoder, classes=3, pool=10)
 
 
 def test_loop_yields_each_step_and_sets_the_rate():
     model = small_model()
     optimizer = LARS(model.parameters(), lr=0.0)
-    batches = [(step, None, None) for step in range(3, 6)]
+    batches = [empty_batch(step) for step in range(3, 6)]
     rates = []
     for taken in fit(model, Scripted([1.0, 2.0, 3.0]), batches, optimizer, lambda step: step / 10):
         assert taken.rate == optimizer.param_groups[0]["lr"]
@@ -142,7 +73,7 @@ def test_a_loss_that_is_no_number_stops_with_step_parts_and_remedy(bad):
     steps = fit(
         model,
         Scripted([bad]),
-        [(7, None, None)],
+        [empty_batch(7)],
         LARS(model.parameters(), lr=1.0),
         lambda step: 1.0,
     )
@@ -175,7 +106,8 @@ def test_json_keeps_names_that_are_not_utf8(tmp_path):
 
 
 def save(folder, model, optimizer, *, next_step=1, seconds=0.0):
-    state = Checkpoint(model.state_dict(), optimizer.state_dict(), {}, next_step, seconds, {})
+    made_by = {"config": {}, "digest": "", "split": []}
+    state = Checkpoint(model.state_dict(), optimizer.state_dict(), {}, next_step, seconds, made_by)
     save_checkpoint(folder, state)
 
 
@@ -192,7 +124,8 @@ def test_checkpoint_and_model_come_back(tmp_path):
     model.support_gap.fill_(0.25)
     save(tmp_path, model, optimizer, next_step=12, seconds=3.5)
     save_model(tmp_path, model)
-    other = build_encoder(ModelConfig(backbone="small", projection_hidden=4, projection_dims=4), channels=1)
+    other = small_model()
+    torch.nn.init.zeros_(other.projection[0].weight)
     other_optimizer = LARS(other.parameters(), lr=1.0)
     checkpoint = load(tmp_path)
     restore(checkpoint, other, other_optimizer, GradScaler(enabled=False))
@@ -252,7 +185,7 @@ def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_gives_way(tmp_path)
         said = []
         assert load(tmp_path, said).next_step == 10
         assert "checkpoint.pt is damaged" in said[0]
-        assert "going on from" in said[0]
+        assert "resuming from" in said[0]
     (tmp_path / "checkpoint.pt").unlink()  # a power cut between the two renames
     assert load(tmp_path).next_step == 10
     (tmp_path / "checkpoint.previous.pt").write_bytes(b"")

@@ -13,13 +13,18 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.amp.grad_scaler import GradScaler
 
 import ropaws
-import ropaws.training.train as runs
+import ropaws.training.train as training
+from ropaws.batch import Batch, Losses
 from ropaws.config import to_json
+from ropaws.methods import Method
 from ropaws.models import build_encoder
+from ropaws.runs.atomic import read_json, write_json
 from ropaws.training import trackers
-from ropaws.training.checkpoint import read_json, write_json
+from ropaws.training.loop import fit
+from ropaws.training.optim import LARS
 from tests import tiny
 from tests.test_distributed import environment, train_with
 
@@ -63,8 +68,8 @@ def test_killed_at_three_random_points_a_run_ends_with_the_same_losses_and_weigh
     assert all(torch.equal(one[name], other[name]) for name in one), points
 
 
-def test_a_checkpoint_of_other_settings_or_data_says_what_differs(data, tmp_path):
-    run = ropaws.train(tiny.config(data), tmp_path / "run")
+def test_a_checkpoint_of_other_settings_or_data_says_what_differs(tiny_run, tmp_path):
+    run, fresh, split = (tiny.copy(tiny_run, tmp_path / name) for name in ("run", "fresh", "split"))
     values = read_json(run / "config.json")
     values["train"]["batch"] = 16
     values["method"]["label_ratio"] = 2.0
@@ -74,11 +79,9 @@ def test_a_checkpoint_of_other_settings_or_data_says_what_differs(data, tmp_path
     ):
         ropaws.resume(run)
     other = ropaws.train(tiny.config(tiny.write_data(tmp_path / "b.npz", seed=5)), tmp_path / "other")
-    fresh = ropaws.train(tiny.config(data), tmp_path / "fresh")
     (other / "checkpoint.pt").replace(fresh / "checkpoint.pt")
     with pytest.raises(ValueError, match="the training images are others"):
         ropaws.resume(fresh)
-    split = ropaws.train(tiny.config(data), tmp_path / "split")
     facts = read_json(split / "data.json")
     facts["labeled"]["indices"][0] += 4
     write_json(split / "data.json", facts)
@@ -86,8 +89,8 @@ def test_a_checkpoint_of_other_settings_or_data_says_what_differs(data, tmp_path
         ropaws.resume(split)
 
 
-def test_what_only_changes_where_and_how_fast_may_differ(data, tmp_path):
-    run = ropaws.train(tiny.config(data), tmp_path / "run")
+def test_what_only_changes_where_and_how_fast_may_differ(tiny_run, tmp_path):
+    run = tiny.copy(tiny_run, tmp_path / "run")
     values = read_json(run / "config.json")
     values["train"] |= {"checkpoint_every": 3, "device": "cpu"}
     write_json(run / "config.json", values)
@@ -97,8 +100,8 @@ def test_what_only_changes_where_and_how_fast_may_differ(data, tmp_path):
     assert losses(run) == before
 
 
-def test_a_checkpoint_says_what_made_it(data, tmp_path):
-    run = ropaws.train(tiny.config(data), tmp_path / "run")
+def test_a_checkpoint_says_what_made_it(tiny_run):
+    run = tiny_run
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
     assert checkpoint["made_by"]["ropaws"] == ropaws.__version__
     assert checkpoint["made_by"]["config"] == read_json(run / "config.json")
@@ -107,7 +110,7 @@ def test_a_checkpoint_says_what_made_it(data, tmp_path):
     assert checkpoint["next_step"] == 6
 
 
-def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(data, tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(data, tmp_path, monkeypatch, tiny_run):
     real = torch.save
 
     def full_at_four(state, path):
@@ -120,9 +123,8 @@ def test_a_full_disk_ends_the_run_with_the_last_checkpoint_whole(data, tmp_path,
     with pytest.raises(OSError, match=r"step 4 could not be saved.*No space left"):
         ropaws.train(tiny.config(data), tmp_path / "run")
     monkeypatch.undo()
-    whole = ropaws.train(tiny.config(data), tmp_path / "whole")
     ropaws.resume(tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(whole)
+    assert losses(tmp_path / "run") == losses(tiny_run)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -143,40 +145,30 @@ def test_half_precision_trains_and_resumes(data, tmp_path, precision):
 def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale():
     torch.manual_seed(0)
     model = build_encoder(tiny.config("x.npz").model, channels=1)
-    from torch.amp.grad_scaler import GradScaler
 
-    from ropaws.batch import Losses
-    from ropaws.training.loop import fit
-    from ropaws.training.optim import LARS
-
-    class Overflowing:
-        needs_unlabeled = True
-
-        def step(self, model, views, support):
+    class Overflowing(Method):
+        def step(self, model, batch):
             weight = next(model.parameters())
             return Losses(weight.sum() * 1e36, {})
 
     scaler = GradScaler("cpu", init_scale=2.0**16)
     before = next(model.parameters()).clone()
-    list(
-        fit(model, Overflowing(), [(0, None, None)], LARS(model.parameters(), lr=1.0), lambda s: 1.0, scaler)
-    )
+    batch = Batch(0, steps=1, views={}, pool_index=torch.empty(0), labeled=None)
+    list(fit(model, Overflowing(), [batch], LARS(model.parameters(), lr=1.0), lambda s: 1.0, scaler))
     assert torch.equal(next(model.parameters()), before)
     assert scaler.get_scale() < 2.0**16
 
 
-def test_compiling_keeps_the_names_of_the_weights(data, tmp_path, monkeypatch):
+def test_compiling_keeps_the_names_of_the_weights(data, tmp_path, monkeypatch, tiny_run):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(type(self).__name__))
     run = ropaws.train(tiny.config(data, compile=True), tmp_path / "run")
     assert compiled == ["SmallConvNet"]
-    plain = ropaws.train(tiny.config(data), tmp_path / "plain")
-    assert load_file(run / "model.safetensors").keys() == load_file(plain / "model.safetensors").keys()
+    assert load_file(run / "model.safetensors").keys() == load_file(tiny_run / "model.safetensors").keys()
 
 
-def test_metrics_have_times_and_memory(data, tmp_path):
-    run = ropaws.train(tiny.config(data), tmp_path / "run")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def test_metrics_have_times_and_memory(tiny_run):
+    rows = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
     assert all(0 <= row["data_seconds"] <= row["seconds"] + 0.01 for row in rows)
     assert all(0.01 < row["memory_gb"] < 100 for row in rows)
 
@@ -283,7 +275,7 @@ def test_the_first_process_alone_writes(data, tmp_path, monkeypatch):
     def second(_device):
         yield Place(1, 1, 0)
 
-    monkeypatch.setattr(runs, "joined", second)
-    monkeypatch.setattr(runs, "place", lambda: Place(1, 1, 0))
+    monkeypatch.setattr(training, "joined", second)
+    monkeypatch.setattr(training, "place", lambda: Place(1, 1, 0))
     ropaws.train(tiny.config(data), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -143,7 +143,7 @@ def evaluate(
 def evaluate_run(run: Run, *, only: Sequence[str] | None = None) -> Evaluation:
     """As evaluate."""
     names = _checked(only)
-    model_digest(run.path)  # for its error: a run that was not finished has no model
+    model_digest(run.path)  # raises an error for a run that is not finished
     if only is None:
         run.refresh()
     if any(name in NEED_TESTS for name in names) and not (run.test.labels >= 0).any():

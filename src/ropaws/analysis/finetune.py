@@ -1,6 +1,7 @@
 """`ropaws finetune`: choose settings on held-out labeled images, train a run with them, test it once."""
 
 import itertools
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -39,7 +40,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in ("rate", "epochs", "batch"):
-            if (value := getattr(self, name)) <= 0:
+            if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
 
 
@@ -91,7 +92,7 @@ def finetune(
         Setting(rate=rate, epochs=count, batch=batch, linear=linear)
         for rate, count in itertools.product(rates, epochs)
     ]
-    _ = base.model, base.corpus  # for their errors
+    _ = base.model, base.corpus  # a problem with either should show before the sweep
     tried = _try_all(base, settings)
     best = max(tried, key=lambda pair: pair[1])[0] if tried else settings[0]
     folder = base.path / (LINEAR if linear else FINETUNED)
@@ -135,7 +136,7 @@ def _try_all(run: Run, settings: Sequence[Setting]) -> list[tuple[Setting, float
 
 
 def _config(run: Run, setting: Setting, labels: int) -> RunConfig:
-    """The settings of a fine-tuning run on so many labels, which starts from the weights of a run."""
+    """The settings of a fine-tuning run that starts from the weights of a run. labels: how many it has."""
     steps = setting.epochs * max(1, labels // min(setting.batch, labels))
     config = with_method(run.config, FineTune(linear=setting.linear))
     return replace(

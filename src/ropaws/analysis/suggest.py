@@ -60,7 +60,7 @@ def suggest_images(run: Run, n: int = SUGGESTIONS) -> list[Suggestion]:
     """As suggest."""
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    model_digest(run.path)  # for its error: a run that was not finished has no model
+    model_digest(run.path)  # raises an error for a run that is not finished
     found = find_suggestions(run, n)
     try:
         results = read_json(run.path / EVALUATION)

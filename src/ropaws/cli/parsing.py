@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -57,8 +56,16 @@ def _errors_of_one_line(arguments: Sequence[str]) -> Any:
 
 
 def _message(box: str, arguments: Sequence[str]) -> str:
-    inside = [line.strip("│ ") for line in box.splitlines() if line.startswith("│")]
-    head = " ".join(itertools.takewhile(lambda line: not line.startswith("──"), inside))
+    # Drawn with lines or with dashes, depending on the encoding of standard output; a title comes first.
+    groups: list[list[str]] = [[]]
+    for line in box.splitlines():
+        text = line.strip("│ ")
+        if re.fullmatch(r"[╭╰].*|[─-]{9,}", text):
+            groups.append([])
+        else:
+            groups[-1].append(text)
+    inside = [text for group in groups[1:] for text in group]
+    head = " ".join(groups[1]) if len(groups) > 1 else ""
     unknown = re.match(r"Unrecognized options?: (.+)", head)
     if unknown is None:
         return re.sub(r"^Error parsing [A-Z\w.]+: ", "", head) or box

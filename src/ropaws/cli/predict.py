@@ -51,7 +51,7 @@ def predict(arguments: list[str]) -> None:
     if command.top is not None and command.top < 1:
         raise ValueError(f"--top must be at least 1, got {command.top}")
     if command.copy_to is not None and command.move_to is not None:
-        raise ValueError("--copy-to and --move-to exclude each other")
+        raise ValueError("--copy-to and --move-to cannot be combined")
     if command.method is not None:
         import_method(command.method)
     settings = PredictSettings(

@@ -86,8 +86,7 @@ def train(arguments: list[str]) -> None:
     if options.resume is not None and not wants_help:
         _resume(options, left, config_file)
         return
-    device = _value("--train.device", left) or "auto"
-    base, choices, files = _base_config(options, config_file, device, wants_help)
+    base, choices, files = _base_config(options, config_file, left, wants_help)
     config = parse(Train, "train", left, default=Train(options, base)).run
     config = _scaled_warmup(base, config, left)
     if options.budget is not None and _given("--train.steps", left):
@@ -103,7 +102,7 @@ def train(arguments: list[str]) -> None:
 
 
 def _base_config(
-    options: TrainOptions, config_file: str | None, device: str, wants_help: bool
+    options: TrainOptions, config_file: str | None, left: Sequence[str], wants_help: bool
 ) -> tuple[RunConfig, Choice | None, ImageFiles | None]:
     """The settings before those of the command line, the reasons for them, and the files that were listed."""
     choices, files = None, None
@@ -114,7 +113,7 @@ def _base_config(
             options.labeled,
             options.unlabeled,
             options.test,
-            device=device,
+            device=_value("--train.device", left) or "auto",
             backbone=options.backbone,
             init=options.init,
         )
@@ -122,7 +121,7 @@ def _base_config(
     elif (options.unlabeled or options.test) and not wants_help:
         raise ValueError("--unlabeled and --test go with --labeled, which is not given")
     else:
-        base = _named_config(options, config_file, wants_help)
+        base = _named_config(options, config_file, left, wants_help)
     if options.method is not None and options.method != method_name(base.method):
         base = with_method(base, make_method(options.method))
     model = replace(
@@ -131,7 +130,9 @@ def _base_config(
     return replace(base, model=model), choices, files
 
 
-def _named_config(options: TrainOptions, config_file: str | None, wants_help: bool) -> RunConfig:
+def _named_config(
+    options: TrainOptions, config_file: str | None, left: Sequence[str], wants_help: bool
+) -> RunConfig:
     if config_file is not None and options.recipe is not None:
         raise ValueError(
             f"start from a config ({config_file}) or from --recipe {options.recipe}, not from both"
@@ -142,6 +143,7 @@ def _named_config(options: TrainOptions, config_file: str | None, wants_help: bo
         return published.get(options.recipe)
     if wants_help:
         return RunConfig()
+    parse(Train, "train", left, default=Train(options, RunConfig()))  # a mistyped option is the better error
     raise ValueError(
         "say what to train: --labeled FOLDER for your own images, --recipe NAME (see `ropaws recipes`),"
         " or a config.json to start from"
@@ -190,7 +192,7 @@ def _resume(options: TrainOptions, left: Sequence[str], config_file: str | None)
 
 
 def _finish(trained: TrainedRun, *, report: bool) -> None:
-    """The run is complete at this point: what goes wrong with the report takes nothing from it."""
+    """The run is complete at this point: a problem with the report must not hide that."""
     run = trained.path
     print(f"Trained: {run}. Use it with `ropaws predict {run} ...`.", flush=True)
     if not report:

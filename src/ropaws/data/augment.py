@@ -34,13 +34,13 @@ class AugmentConfig:
     """Random views of an image."""
 
     size: int = 32
-    """Pixels a side of the two large views and of the supports."""
+    """Pixels per side of the two large views and of the supports."""
     scale: tuple[float, float] = (0.75, 1.0)
     """Share of the image's area that a large view shows; PAWS takes 0.5 to 1 without small crops."""
     small_crops: int = 6
     """Small crops of each unlabeled image, besides its two large views."""
     small_size: int = 18
-    """Pixels a side of the small crops."""
+    """Pixels per side of the small crops."""
     small_scale: tuple[float, float] = (0.3, 0.75)
     """Share of the image's area that a small crop shows."""
     flip: float = 0.5
@@ -87,7 +87,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class Normalization:
-    """Mean and standard deviation a channel, of images in [0, 1]."""
+    """Mean and standard deviation per channel, of images in [0, 1]."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

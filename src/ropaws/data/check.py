@@ -1,4 +1,4 @@
-"""What is wrong with a person's images, before an hour is spent on training."""
+"""Problems in a person's images, found before training."""
 
 import functools
 import hashlib
@@ -20,7 +20,7 @@ IMBALANCE = 10  # times as many labels in the largest class as in the smallest
 # Images whose thumbnails correlate like this, with the same brightness, are taken for copies of one
 # another, in another size or quality. Flat ones have no structure to compare.
 ALIKE, SAME_BRIGHTNESS, FLAT = 0.99, 10.0, 4.0
-THUMB = 16  # pixels a side
+THUMB = 16  # pixels per side
 BLOCK = 2048
 
 
@@ -50,7 +50,7 @@ class Findings:
     test_in_train: list[tuple[str, str]]  # test image, the same or much the same in the training set
 
     def warnings(self) -> list[str]:
-        """A line for each thing to mend."""
+        """One line for each kind of problem."""
         fewest, most = min(self.classes.values()), max(self.classes.values())
         lone = [name for name, count in self.classes.items() if count == 1]
         lines = {

@@ -101,7 +101,7 @@ def keep_classes(corpus: Corpus, names: Sequence[str]) -> Corpus:
 
 
 def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
-    """So many training images of known classes, as many of each as can be, and so many others.
+    """Keep in_class training images of the known classes, evenly, and out_of_class other ones.
 
     Always the same ones: which images a benchmark has must not depend on the seed of a run.
     """
@@ -125,7 +125,7 @@ def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
 
 
 def measure_normalization(images: Images, *, most: int = 10_000) -> Normalization:
-    """Mean and standard deviation a channel, from an even sample of the images (no labels needed)."""
+    """Mean and standard deviation per channel, from an even sample of the images (no labels needed)."""
     if isinstance(images, ImageStack):  # fewer: images on disk take time
         sample, _ = images.read(torch.arange(0, len(images), max(1, 10 * len(images) // most)))
     else:

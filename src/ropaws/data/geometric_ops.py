@@ -117,7 +117,7 @@ def sharpness(images: Tensor, factors: Tensor) -> Tensor:
     """Blend with a smoothed copy; factor 1 changes nothing.   factors (n,)
 
     Smoothing is a 3 x 3 mean in which the center counts five times. As in Pillow, the outermost pixels
-    are not smoothed, and an image of less than 3 pixels a side stays as it is.
+    are not smoothed, and an image of less than 3 pixels per side stays as it is.
     """
     if min(images.shape[2:]) < 3:
         return images

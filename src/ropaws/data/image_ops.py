@@ -17,7 +17,7 @@ def resized_crop(images: Tensor, boxes: Tensor, size: int, *, flip: Tensor | Non
 
     images (n, channels, h, w) uint8, or float in [0, 1]; boxes (n, 4) as top, left, height, width
     in pixels, flip (n,) bool  ->  (n, channels, size, size) float32 in [0, 1]
-    Resizing is linear and separable: two matrix products an image, over all channels at once.
+    Resizing is linear and separable: two matrix products per image, over all channels at once.
     """
     n, channels, h, w = images.shape
     scale = 255 if images.dtype == torch.uint8 else 1

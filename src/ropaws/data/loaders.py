@@ -115,7 +115,7 @@ class BatchStream:
         positions, labels = support_indices(step, self.data.labels, self.support, seed=self.seed)
         mine = support_share(len(positions), self.support, self.at)
         views, device = self.support.views, pixels.device
-        # One view of all images after another: row v * images + i of the batch is view v of image i.
+        # Row v * images + i of the batch is view v of image i.
         rows = torch.cat([view * len(positions) + mine for view in range(views)])
         images = augment(
             pixels.repeat(views, 1, 1, 1),
@@ -153,7 +153,7 @@ class BatchStream:
         return images.request(both)
 
     def _assembled(self, chosen: Chosen, result: ReadBatch) -> Pixels:
-        """Unreadable unlabeled images give way to others; a labeled one was read before and is an error."""
+        """Unreadable unlabeled images are replaced; a labeled one was readable before and is an error."""
         images = self.data.images
         assert isinstance(images, ImageStack)
         count = len(chosen.unlabeled)

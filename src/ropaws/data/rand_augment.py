@@ -58,7 +58,7 @@ class Round(NamedTuple):
 class Variant:
     """What is drawn in one of the RandAugments of the literature."""
 
-    rounds: int  # operations an image, drawn with replacement
+    rounds: int  # operations per image, drawn with replacement
     probability: float  # that a drawn operation is applied
     levels: int | None  # amounts are 1 / levels ... (levels - 1) / levels; None: any from 0 to 1
     cutout: tuple[float, float]  # smallest and largest side, as a share of the image's
@@ -91,7 +91,7 @@ class WeakView:
     """
 
     size: int = 32
-    """Pixels a side of the view."""
+    """Pixels per side of the view."""
     flip: float = 0.5
     """Probability of mirroring left and right."""
     padding: float = 0.125
@@ -137,7 +137,7 @@ class StrongView:
     """
 
     size: int = 32
-    """Pixels a side of the view."""
+    """Pixels per side of the view."""
     flip: float = 0.5
     """Probability of mirroring left and right."""
     padding: float = 0.125

@@ -1,4 +1,4 @@
-"""Which images make up the batches of a step: pure functions of the seed and the step."""
+"""Which images are in the batch of a step: pure functions of the seed and the step."""
 
 import functools
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class SupportConfig:
     """The class-balanced labeled batch of a step."""
 
     classes: int | None = None
-    """Classes a batch, drawn anew each step; None for all of them."""
+    """Classes per batch, sampled at each step; None for all of them."""
     images_per_class: int = 16
-    """Images a class; drawn with replacement where a class has fewer labels."""
+    """Images per class; sampled with replacement where a class has fewer labels."""
     views: int = 8
     """Random views of each image."""
     unique_classes_per_process: bool = False
     """With several processes: each takes some of the classes, instead of some images of every class."""
     images_per_step: int | None = None
-    """Instead of balanced batches: so many labeled images per step, in shuffled epochs (fine-tuning)."""
+    """Instead of balanced batches: this many labeled images per step, in shuffled epochs (fine-tuning)."""
 
     def __post_init__(self) -> None:
         for name in ("classes", "images_per_class", "views", "images_per_step"):
@@ -91,7 +91,7 @@ def support_share(images: int, config: SupportConfig, at: Place) -> Tensor:
 
 
 def _draw(candidates: Tensor, count: int, random: torch.Generator) -> Tensor:
-    """Without replacement as far as it goes: every image comes up once before any comes up twice."""
+    """Without replacement as far as possible: every image is used once before any is used twice."""
     rounds = -(-count // len(candidates))
     order = torch.cat([torch.randperm(len(candidates), generator=random) for _ in range(rounds)])
     return candidates[order[:count]]

@@ -43,7 +43,7 @@ class DataConfig:
     split: Path | None = None
     """Instead: a file with the index or file name of each labeled image, such as another run's split.txt."""
     image_size: int = 64
-    """Pixels a side to which the central square of each image file is reduced."""
+    """Pixels per side to which the central square of each image file is reduced."""
     memory_gb: float = 4.0
     """Decoded images are held in memory up to this; larger sets are read while training."""
     cache: Path | None = None
@@ -59,7 +59,7 @@ class DataConfig:
         if self.label_fraction is not None and not 0 < self.label_fraction <= 1:
             raise ValueError(f"data.label_fraction must be above 0 and at most 1, got {self.label_fraction}")
         if self.label_fraction is not None and self.split is not None:
-            raise ValueError("data.label_fraction and data.split exclude each other")
+            raise ValueError("data.label_fraction and data.split cannot be combined")
         if not 8 <= self.image_size <= MOST_PIXELS:
             raise ValueError(f"data.image_size must be from 8 to {MOST_PIXELS} pixels, got {self.image_size}")
         if self.memory_gb < 0 or self.cache_gb < 0:
@@ -125,7 +125,7 @@ def open_source(source: str, config: DataConfig, watch: Watch = no_watch) -> Cor
     if source.endswith(".npz"):
         return read_npz(Path(source))
     if source in MIXES:
-        raise ValueError(f"data.extra: {source!r} is a mix; name the datasets that shall join")
+        raise ValueError(f"data.extra: {source!r} is a mix; name its datasets instead")
     known = [*DATASETS, *MIXES]
     raise ValueError(
         f"unknown data source {source!r}, did you mean {nearest(source, known)!r}?"

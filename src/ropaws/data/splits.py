@@ -41,7 +41,7 @@ def draw_split(
     fraction: float | None = None,
     seed: int,
 ) -> Labeled:
-    """The same number of labels a class, or the same share, at random from a seed; or all that are known."""
+    """The same number or share of labels per class, at random from a seed; or all known labels."""
     if not class_names:
         raise ValueError("no training image has a label; label at least one image of every class")
     random = generator(seed, SPLIT)

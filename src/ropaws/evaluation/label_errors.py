@@ -18,10 +18,10 @@ class SuspectedError(NamedTuple):
 
 
 def suspected_label_errors(support: LabeledEmbeddings, *, temperature: float) -> list[SuspectedError]:
-    """The labels that a majority of neighbors speaks against, the most suspect first.
+    """The labels that a majority of neighbors contradicts, the most suspect first.
 
-    Leave-one-out: a label has no say on itself. A class with a single label is left out, as no other image
-    could speak for it.
+    Leave-one-out: a label has no say on itself. A class with a single label is left out: no other image
+    could confirm it.
     """
     if len(support.labels) < 2:
         return []

@@ -1,4 +1,4 @@
-"""How well out-of-class images are told from in-class ones."""
+"""How well a score separates out-of-class images from in-class ones."""
 
 from typing import NamedTuple
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 WEIGHT = 0.9  # t, of the label of a labeled point
 ITERATIONS = 40
-KERNEL_BYTES = 1 << 29  # a kernel of all points is kept up to this, and else computed anew each iteration
+KERNEL_BYTES = 1 << 29  # a larger kernel is not kept but computed in each iteration
 
 
 class Density(NamedTuple):

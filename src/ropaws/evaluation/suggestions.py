@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ropaws import equations as eq
 
-CANDIDATES, TARGETS = 2048, 4096  # at most so many are compared: 100 MB
+CANDIDATES, TARGETS = 2048, 4096  # limits of the comparison: 100 MB
 LEAST_DOUBT = 0.05  # of a point that is sure: with nothing in doubt, density still counts
-REACH = 0.2  # a label speaks for the points that it reaches at least so well
+REACH = 0.2  # a label represents the points whose kernel value is at least this
 NEW_SHARE = 0.2  # of the suggestions, at most, go to likely new classes
 NEW_CLASS = 10  # out-of-class points that a new class needs at least
 
@@ -24,7 +24,7 @@ class Suggestion(NamedTuple):
     position: int  # in the pool
     kind: str  # "doubtful" or "new class"
     gain: float  # doubt explained, in points; for a new class its size times its tightness
-    stands_for: int  # points of the pool that it speaks for
+    stands_for: int  # points of the pool that it represents
 
 
 def suggest(

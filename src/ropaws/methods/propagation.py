@@ -22,7 +22,7 @@ MEMORY = 1 << 20  # small blocks stay in a CPU's cache
 COPIES = 4  # of a block of votes that the softmax needs at once
 LEAST_BLOCK = 16
 ONE_BY_ONE, FOLDS = 40, 20  # labels up to which each is held out alone; else the number of parts
-SLOW, SOLVED = 0.98, 4096  # without a prior, far clusters hardly hear of the labels: up to so many are solved
+SLOW, SOLVED = 0.98, 4096  # slower than this, up to that many points are solved in closed form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Voters(NamedTuple):
 
     points: Tensor  # (m, d) unit rows
     mass: Tensor  # (m, c) q(y|x) of each, at the fixed point or after the iterations asked for
-    before: Tensor  # (m, c) one iteration earlier: what the others are told
+    before: Tensor  # (m, c) one iteration earlier: what the other points read
 
 
 def solve_voters(
@@ -58,7 +58,7 @@ def solve_voters(
 
     points (m, d), support (s, d), labels (s, c)  ->  mass (m, c). iterations=None: until no entry is farther
     from the fixed point than the tolerance, or most steps; where that would take too long, up to 4,096 points
-    are solved in closed form. Votes are kept if they fit into the memory, and else computed anew each time.
+    are solved in closed form. Votes that do not fit into the memory are computed in each iteration.
     """
     if iterations is not None and iterations < 1:
         raise ValueError(f"iterations must be None (fixed point) or at least 1, got {iterations}")
@@ -162,7 +162,7 @@ def class_balance(labels: Tensor) -> Tensor:
 
 
 def choose_voters(count: int, voters: int | None, *, seed: int = 0, keys: Tensor | None = None) -> Tensor:
-    """Positions of the points that vote: all, or so many of them at random.   ->  (m,) ascending
+    """Positions of the points that vote: all, or a random sample of them.   ->  (m,) ascending
 
     keys (count,): random numbers that belong to the points. The choice then does not depend on their order.
     """
@@ -217,7 +217,7 @@ def held_out_in_domain(
 
     points (n, d), support (s, d), labels (s,) class  ->  (at most s,)
     The labeled points are held out one by one, or in FOLDS parts of every class where they are many. The
-    pool is solved anew without them, and then they ask it like any other point.
+    pool is solved without them, and then they are classified like any other point.
     """
     chosen = points[choose_voters(len(points), voters, keys=keys)]
     one_hot = torch.nn.functional.one_hot(labels).to(points.dtype)

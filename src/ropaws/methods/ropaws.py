@@ -31,7 +31,7 @@ GAP = "support_gap"  # running mean of the distance 1 - cos of a support to the 
 
 @dataclass(frozen=True, kw_only=True)
 class RoPAWS(Method):
-    """RoPAWS: doubts what lies far from every label. The last three switches are the ablations."""
+    """RoPAWS: distrusts images far from every label. The boolean switches are the paper's ablations."""
 
     temperature: float = 0.1
     """Of the similarity kernel."""
@@ -44,23 +44,23 @@ class RoPAWS(Method):
     prior_temperature: float | Literal["auto"] = 0.1
     """Of the in-domain prior, or 'auto': from the distances among the supports themselves."""
     typical_prior: float = 0.7
-    """With 'auto': the prior that a labeled image gets from its nearest fellow of the class."""
+    """With 'auto': the prior that a labeled image gets from the nearest one of its class."""
     reweight_power: float = 1.0
     """Power k of the in-domain posterior that weighs the loss."""
     reweight_entropy: bool = False
-    """Let doubtful samples count less in me-max too; not in the paper, see docs/method.md."""
+    """Weight me-max by the in-domain posterior too; not in the paper, see docs/method.md."""
     self_vote: bool = False
     """Let a sample vote for itself, as the paper's formula does and its released code does not."""
     semi_supervised_density: bool = True
-    """Let unlabeled samples vote for one another."""
+    """Propagate labels among the unlabeled samples."""
     in_domain_prior: bool = True
     """Expect a sample far from every label to be out-of-class."""
     reweighting: bool = True
     """Give less weight to samples that look out-of-class."""
     solver: Literal["exact", "iterative"] = "exact"
-    """Closed form, or label propagation until it hardly moves: faster where a batch is large."""
+    """Closed form, or iterated label propagation, which is faster for large batches."""
     tolerance: float = 1e-4
-    """With 'iterative': stop when no probability moves by more; the last movement is logged as residual."""
+    """With 'iterative': stop when no probability changes by more; the last change is logged as residual."""
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")

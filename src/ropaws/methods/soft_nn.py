@@ -14,9 +14,7 @@ from ropaws.batch import Embeddings, Support
 from ropaws.distributed import all_gather, all_sum, gather_constants, place
 
 KEPT = 0.95  # share of the labeled points that the threshold takes for in-class
-TYPICAL_PRIOR = (
-    0.7  # prior that a labeled point gets from its nearest fellow, where a method says nothing else
-)
+TYPICAL_PRIOR = 0.7  # prior that a labeled point gets from the nearest one of its class, by default
 # Embeddings of a class may shrink to a point; the prior must not become a step function.
 LEAST_PRIOR_TEMPERATURE = 0.01
 BLOCK = 4096  # rows that are compared with all labeled points at a time
@@ -153,8 +151,9 @@ def leave_one_out(support: LabeledEmbeddings, *, temperature: float) -> Tensor:
 
 def max_similarity(queries: Tensor, support: Tensor) -> Tensor:
     """s(x) = max_l z . z_l; low means out-of-class.   queries (n, d), support (s, d)  ->  (n,)"""
-    parts = [eq.cosine(part, support).amax(dim=1) for part in queries.split(BLOCK)]
-    return torch.cat(parts) if parts else queries.new_empty(0)
+    if len(queries) == 0:
+        return queries.new_empty(0)
+    return torch.cat([eq.cosine(part, support).amax(dim=1) for part in queries.split(BLOCK)])
 
 
 # In-domain probability: the prior of Eq. (13), with a temperature and a threshold from the labels
@@ -203,7 +202,9 @@ def kept_quantile(in_domain: Tensor) -> float:
 
 def in_domain_scores(queries: Tensor, support: Tensor, prior_temperature: float) -> Tensor:
     """Probability of belonging to any class, in blocks.   queries (n, d), support (s, d)  ->  (n,)"""
+    if len(queries) == 0:
+        return queries.new_empty(0)
     parts = [
         eq.in_domain_prior(part, support, temperature=prior_temperature) for part in queries.split(BLOCK)
     ]
-    return torch.cat(parts) if parts else queries.new_empty(0)
+    return torch.cat(parts)

@@ -131,7 +131,7 @@ def load_init(
 
 
 def check_model(config: ModelConfig) -> None:
-    """Is timm there, and the weight file a weight file? Asked before the data is read."""
+    """Check that timm is installed and the weight file readable, before the data is read."""
     backbone_builder(config.backbone)
     if config.init is not None and config.init != PRETRAINED:
         read_weights(config.init)

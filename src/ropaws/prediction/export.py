@@ -49,7 +49,7 @@ class Summary:
 def label_files(
     predictor: Predictor, images: Sequence[ImageRef], settings: PredictSettings, console: Console
 ) -> Summary:
-    """Predict, write the table and its facts, sort the files where asked; nothing is held but a batch."""
+    """Predict, write the table and its facts, and sort the files if asked. One batch is held at a time."""
     rows_of_files = [image for image in images if not isinstance(image, Path)]
     if settings.sort_into is not None and rows_of_files:
         raise ValueError(f"--copy-to and --move-to sort files; {rows_of_files[0]} is not a file of its own")
@@ -69,7 +69,7 @@ def label_files(
     write_labels(settings.out, rows())
     summary = Summary(dict(sorted(counts.items())), unreadable)
     write_json(settings.out.with_name(settings.out.name + ".json"), _facts(predictor, summary))
-    # Sorted last: the table is safe before a file is touched.
+    # Last: the table is written before any file is moved.
     if sorter is not None:
         sorter.carry_out()
     return summary
@@ -78,7 +78,7 @@ def label_files(
 def _watched(
     found: Iterable[Prediction | Unreadable | None], total: int, console: Console
 ) -> Iterator[Prediction | Unreadable]:
-    """With a bar that counts each image once: when it was looked at, where that comes first."""
+    """With a progress bar that counts each image once."""
     rest = iter(found)
     for item in watch_files(console)(itertools.islice(rest, total), "Labeling images", total):
         if item is not None:
@@ -117,7 +117,7 @@ def columns(prediction: Prediction, class_names: Sequence[str], top: int | None)
 
 
 def write_labels(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as they come; the number of rows."""
+    """Write rows one by one. Returns their number."""
     writers: dict[str, Callable[[Path, Iterable[dict[str, Any]]], int]] = {
         ".csv": _write_csv, ".jsonl": _write_jsonl, ".parquet": _write_parquet,
     }  # fmt: skip
@@ -129,7 +129,7 @@ def check_target(path: Path) -> None:
     if path.suffix.lower() not in (".csv", ".jsonl", ".parquet"):
         raise ValueError(f"--out must end in .csv, .jsonl or .parquet, got {path.name}")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"--out: no folder {path.parent}; make it first")
+        raise FileNotFoundError(f"--out: no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"--out: {path.parent} cannot be written to; choose another place")
 

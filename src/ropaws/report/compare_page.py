@@ -7,6 +7,7 @@ from ropaws.report.charts import line_chart
 from ropaws.report.comparison import Comparison, Group
 from ropaws.report.page import esc, page, percent, table, write_page
 from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.runs.layout import ENVIRONMENT
 
 
 def write_comparison(comparison: Comparison, path: Path) -> None:
@@ -21,7 +22,7 @@ def write_comparison(comparison: Comparison, path: Path) -> None:
     if comparison.varied and len(comparison.groups) > 1:
         body.append(f"<h2>What differs</h2>{table(*comparison.settings_rows())}")
     for title, content in (
-        ("Accuracy of each class", _per_class(comparison)),
+        ("Accuracy per class", _per_class(comparison)),
         ("Over training", _over_training(comparison)),
     ):
         if content:
@@ -46,7 +47,7 @@ def _verdict(comparison: Comparison) -> str:
 
 
 def _per_class(comparison: Comparison) -> str:
-    """Mean accuracy of each class, a column for each group."""
+    """Mean accuracy per class, one column for each group."""
     columns = [_class_means(group) for group in comparison.groups]
     names = list(dict.fromkeys(name for column in columns for name in column))
     if not names:
@@ -98,7 +99,7 @@ def _runs(comparison: Comparison) -> str:
     for group in comparison.groups:
         for files, seed in zip(group.runs, group.seeds, strict=True):
             try:
-                made_with = files.read("environment.json")
+                made_with = files.read(ENVIRONMENT)
             except MissingError:
                 made_with = {}
             where = " ".join(str(made_with.get(key, "?")) for key in ("device", "precision"))

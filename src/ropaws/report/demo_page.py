@@ -19,7 +19,7 @@ guessing), ECE how far confidence is from accuracy.</p>"""
 def write_demo_page(
     path: Path, results: Results, settings: Mapping[str, object], figure: Path, pages: Sequence[str] = ()
 ) -> None:
-    """Table, figure and settings; opens from disk without a network. pages: reports of the runs beside it."""
+    """Table, figure and settings; opens without a network. pages: reports of the single runs."""
     links = ", ".join(f'<a href="{esc(address)}">{esc(address)}</a>' for address in pages)
     image = base64.b64encode(figure.read_bytes()).decode()
     body = [

@@ -18,7 +18,7 @@ def draw_embeddings(
     class_names: Sequence[str],
     path: Path,
 ) -> None:
-    """One scatter plot a method, side by side: classes in color, out-of-class points in black.
+    """One scatter plot per method, side by side: classes in color, out-of-class points in black.
 
     panels: title -> points (n, 2); truth (n,) class, or -1 for out-of-class
     """

@@ -64,9 +64,8 @@ def projection(files: RunFiles) -> str:
     )
     payload = json.dumps(tips).replace("<", "\\u003c")  # nothing inside can end the script element
     return (
-        f"<p>{what} Out-of-class ones are black. Hover over a point, or tap it, to see the image; tap"
-        f" a class to"
-        f' hide it.</p><div class="legend" id="classes">{buttons}</div>'
+        f"<p>{what} Out-of-class images are black. Hover over a point, or tap it, to see the image. Tap a"
+        f' class to hide it.</p><div class="legend" id="classes">{buttons}</div>'
         f'<figure class="large"><svg id="map" class="plot" viewBox="0 0 {SCATTER} {SCATTER}" role="img"'
         f' aria-label="t-SNE of the embeddings" style="max-width:44rem">{dots}</svg></figure>'
         f'<script type="application/json" id="tips">{payload}</script>'
@@ -93,7 +92,7 @@ def confident(files: RunFiles) -> str:
         )
         shown = tiles or '<span class="dim">none</span>'
         rows += f'<h3>{esc(item["class"])}</h3><div class="grid">{shown}</div>'
-    return f"<p>Unlabeled images that most surely belong to each class, with the confidence.</p>{rows}"
+    return f"<p>The unlabeled images with the highest confidence in each class.</p>{rows}"
 
 
 def neighbors(files: RunFiles) -> str:
@@ -108,11 +107,10 @@ def neighbors(files: RunFiles) -> str:
         parts[query["kind"]] += f'<div class="query">{first}{others}</div>'
     shown = "".join(f"<div><h3>{kind} queries</h3>{rows}</div>" for kind, rows in parts.items() if rows)
     if not shown:
-        raise MissingError("there is no image to ask for")
+        raise MissingError("there are no query images")
     return (
-        "<p>A query, and the labeled images most similar to it with their cosine similarity. A"
-        " robust model finds"
-        f" look-alikes of out-of-class images too, but at lower similarity.</p>{shown}"
+        "<p>Each row is a query with its most similar labeled images and their cosine similarities. A robust"
+        f" model finds look-alikes of out-of-class images too, but at lower similarity.</p>{shown}"
     )
 
 
@@ -139,17 +137,15 @@ def label_errors(files: RunFiles) -> str:
         _item(
             files,
             error["image"],
-            f"<b>{esc(error['label'])}</b>, or {esc(error['suspected'])}?<br>{error['other']:.0%} of"
-            f" the vote against"
-            f" {error['own']:.0%}<br><span class=dim>{esc(error['name'][-NAME:])}</span>",
+            f"<b>{esc(error['label'])}</b>, or {esc(error['suspected'])}?<br>probability {error['other']:.0%}"
+            f" against {error['own']:.0%}<br><span class=dim>{esc(error['name'][-NAME:])}</span>",
         )
         for error in found[:SHOWN_ERRORS]
     )
     more = f" The first {SHOWN_ERRORS} are shown." if len(found) > SHOWN_ERRORS else ""
     return (
-        f"<p>{len(found)} labeled images whose neighbors vote for another class, each judged"
-        f" without its own"
-        f" label. Look at them: a label may be wrong, or a class hard.{more}</p>"
+        f"<p>{len(found)} labeled images whose neighbors vote for another class; each is judged without its"
+        f" own label. Look at them: the label may be wrong, or the class may be hard.{more}</p>"
         f'<div class="list">{items}</div>'
     )
 
@@ -168,9 +164,8 @@ def suggestions(files: RunFiles) -> str:
         for item in found
     )
     return (
-        "<p>Labels for these would teach the most: each stands for many doubtful images that no"
-        " label explains yet,"
-        f' or for a likely new class.</p><div class="list">{items}</div>'
+        "<p>Images whose labels would help most: each represents many uncertain images that no label covers"
+        f' yet, or a likely new class.</p><div class="list">{items}</div>'
     )
 
 

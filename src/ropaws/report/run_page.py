@@ -10,15 +10,15 @@ from ropaws.report.verdict import verdict
 
 SECTIONS: dict[str, Callable[[RunFiles], str]] = {
     "Against simpler classifiers": sections.comparison,
-    "The pool": sections.pool,
+    "The unlabeled pool": sections.pool,
     "Confidence, in-class and out-of-class": sections.confidence,
     "Calibration": sections.calibration,
     "The embedding": grids.projection,
-    "Label propagation, step by step": sections.propagation,
-    "Which class is taken for which": sections.confusion,
-    "Most confident of each class": grids.confident,
+    "Label propagation step by step": sections.propagation,
+    "Confusion matrix": sections.confusion,
+    "Most confident images per class": grids.confident,
     "Nearest labeled images": grids.neighbors,
-    "Most out-of-class": grids.outside,
+    "Most out-of-class images": grids.outside,
     "Suspected label errors": grids.label_errors,
     "What to label next": grids.suggestions,
     "Training": sections.curves,
@@ -31,10 +31,17 @@ SECTIONS: dict[str, Callable[[RunFiles], str]] = {
 def write_report(
     run: Path | str, out: Path | str | None = None, *, baseline: Path | str | None = None
 ) -> Path:
-    """One self-contained page from a run folder alone; RUN/report.html by default.
+    """Write one self-contained page from a run folder alone.
 
-    baseline: a run on the labels alone to compare with; by default RUN/supervised, if it is there. What is
-    missing or damaged in the folder costs its section, and is listed at the end.
+    What is missing or damaged in the folder costs its section, and is listed at the end of the page.
+
+    Args:
+        run: The run folder.
+        out: The page; by default RUN/report.html.
+        baseline: A run of the supervised baseline to compare with; by default RUN/supervised, if it is there.
+
+    Returns:
+        The path of the page.
     """
     run = Path(run)
     if not run.is_dir():

@@ -1,4 +1,4 @@
-"""The sections of a report: figures and tables. Each is made from a run's files, or raises MissingError."""
+"""The sections of a report with figures and tables. Each reads a run's files, or raises MissingError."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +7,7 @@ from ropaws.report.charts import histogram, line_chart, reliability_diagram
 from ropaws.report.page import esc, facts, percent, table
 from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.verdict import is_supervised
+from ropaws.runs.layout import ENVIRONMENT, FINETUNE_RESULTS, LINEAR_RESULTS
 
 POINTS = 300  # of a training curve at most
 
@@ -20,7 +21,11 @@ def key_figures(files: RunFiles) -> str:
         ("ece", evaluation.get("ece"), "calibration error (ECE)"),
         ("confidence_in", evaluation.get("confidence_in"), "mean confidence in-class"),
         ("confidence_out", evaluation.get("confidence_out"), "mean confidence out-of-class"),
-        ("leave_one_out", evaluation.get("leave_one_out"), "labels that the other labels agree with"),
+        (
+            "leave_one_out",
+            evaluation.get("leave_one_out"),
+            "of the labeled images are classified correctly by the others (leave-one-out)",
+        ),
         ("out_of_class", pool.get("out_of_class"), "of the pool looks out-of-class"),
         ("pseudo", pool.get("accuracy"), "pseudo-labels right on the pool"),
     ]
@@ -49,8 +54,8 @@ def comparison(files: RunFiles) -> str:
     found = evaluation.get("baselines", {})
     rows += [(words, found[name]) for name, words in names.items() if name in found]
     for name, words in (
-        ("finetune.json", "this run, fine-tuned"),
-        ("linear.json", "linear probe on its features"),
+        (FINETUNE_RESULTS, "this run, fine-tuned"),
+        (LINEAR_RESULTS, "linear probe on its features"),
     ):
         try:
             rows.append((words, files.read(name)["accuracy"]))
@@ -67,7 +72,7 @@ def comparison(files: RunFiles) -> str:
     if files.supervised is None and not is_supervised(files):
         hint = (
             '<p class="dim">The supervised baseline was not trained yet:'
-            f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> finds out.</p>"
+            f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> trains it.</p>"
         )
     shown = [[name, percent(value), _gain(value, own)] for name, value in rows]
     return table(["classifier", "accuracy, %", "against this run"], shown, own=0) + hint
@@ -86,20 +91,19 @@ def pool(files: RunFiles) -> str:
     if "accuracy" in pool:
         known = (
             f"<p>The true class of {pool['known']:,} of them is known (for research; training did not"
-            f" see it):"
-            f" {percent(pool['accuracy'])} % get the right label from the labeled images,"
-            f" {percent(pool['accuracy_propagated'])} % when unlabeled images vote too."
+            f" see it)."
+            f" The classifier labels {percent(pool['accuracy'])} % of these correctly, and"
+            f" {percent(pool['accuracy_propagated'])} % with label propagation through the pool."
         )
         if "auroc" in pool:
-            known += f" In- and out-of-class are told apart with an AUROC of {percent(pool['auroc'])} %."
+            known += f" The AUROC of in-class against out-of-class images is {percent(pool['auroc'])} %."
         known += "</p>"
     chart = histogram(
         {"unlabeled images": pool["in_domain"]}, x_label="in-domain probability", threshold=pool["threshold"]
     )
     return (
-        f"<p>{seen} unlabeled images. Those left of the threshold lie farther from every label than"
-        f" nearly all"
-        " labeled images lie from their own kind, and are taken for out-of-class.</p>"
+        f"<p>{seen} unlabeled images. Those left of the threshold are farther from every labeled image than"
+        " 95 % of the labeled images are from their own class. They are counted as out-of-class.</p>"
         f'{known}<div class="columns"><div>{table(["looks like", "images"], rows)}</div>'
         f"<figure>{chart}</figure></div>"
     )
@@ -125,7 +129,7 @@ def confidence(files: RunFiles) -> str:
         )
     figures = "".join(f"<figure>{chart}</figure>" for chart in charts)
     return (
-        "<p>A good model is sure of in-class test images and not of the others.</p>"
+        "<p>A good model is confident on in-class test images, and not on out-of-class ones.</p>"
         f'<div class="columns">{figures}</div>{told}'
     )
 
@@ -133,9 +137,9 @@ def confidence(files: RunFiles) -> str:
 def calibration(files: RunFiles) -> str:
     chart = reliability_diagram(files.found("reliability"))
     return (
-        f"<p>Does a confidence of 80 % mean right in 80 of 100 cases? Bars on the dashed line say"
-        f" yes; pale bars"
-        f" hold few images. The mean gap (ECE, 15 bins) is {percent(files.found('ece'))} %.</p>"
+        "<p>A calibrated model is right in 80 of 100 cases where its confidence is 80 %: its bars end on the"
+        " dashed line. Pale bars hold few images. The expected calibration error (ECE, 15 bins) is"
+        f" {percent(files.found('ece'))} %.</p>"
         f'<div class="columns"><figure>{chart}</figure></div>'
     )
 
@@ -152,9 +156,8 @@ def propagation(files: RunFiles) -> str:
     ]
     head = ["iterations", "accuracy", "conf. in", "conf. out"]
     text = (
-        "<p>Test images vote for one another, step by step up to the fixed point of Eq. (12); all in"
-        " percent. The"
-        " first row uses the labeled images alone.</p>"
+        "<p>Labels propagate among the test images, step by step, to the fixed point of Eq. (12). All figures"
+        " are in percent. The first row is the plain classifier.</p>"
     )
     return text + table(head, rows) + _over_training(files)
 
@@ -172,9 +175,7 @@ def _over_training(files: RunFiles) -> str:
         ]
         for item in kept
     ]
-    return "<h3>Over training: accuracy after so many iterations</h3>" + table(
-        ["step", *names, "AUROC"], rows
-    )
+    return "<h3>Over training: accuracy by number of iterations</h3>" + table(["step", *names, "AUROC"], rows)
 
 
 def _iterations(count: int | None) -> str:
@@ -190,7 +191,7 @@ def confusion(files: RunFiles) -> str:
     ranked = sorted(accuracies.items(), key=lambda item: 2.0 if item[1] is None else item[1])
     per_class = table(["class", "accuracy, %"], [[name, percent(value)] for name, value in ranked[:40]])
     if len(names) > 30:
-        return f"<p>The classes that are recognized least:</p>{per_class}"
+        return f"<p>The classes with the lowest accuracy:</p>{per_class}"
     head = "".join(f"<th>{esc(name)}</th>" for name in names)
     body = ""
     for name, counts in zip(names, matrix, strict=True):
@@ -248,14 +249,14 @@ def data(files: RunFiles) -> str:
     pairs: list[tuple[str, object]] = [
         ("classes", len(files.class_names)),
         ("labeled images", len(labeled["labels"])),
-        ("labels a class", counts),
+        ("labels per class", counts),
         ("digest of the training images", files.data["digest"]),
     ]
     return facts(pairs)
 
 
 def environment(files: RunFiles) -> str:
-    found = files.read("environment.json")
+    found = files.read(ENVIRONMENT)
     choices = found.pop("choices", [])
     lines = "".join(f"<li>{esc(line)}</li>" for line in choices)
     why = f'<p class="dim">Why the settings are as they are:</p><ul>{lines}</ul>' if lines else ""

@@ -23,7 +23,7 @@ def mean_and_deviation(values: Sequence[float], *, scale: float) -> str:
 
 
 def comparison_rows(results: Results, columns: Iterable[str] = tuple(COLUMNS)) -> list[list[str]]:
-    """A row a method: its name, then the columns in percent (seconds as they are)."""
+    """One row per method: its name, then the columns in percent (seconds as they are)."""
     columns = list(columns)
     return [
         [method, *(mean_and_deviation(values[key], scale=1 if key == "seconds" else 100) for key in columns)]

@@ -1,4 +1,4 @@
-"""What a run comes to, in a sentence."""
+"""The result of a run in one or two sentences."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ TOLD_APART = 0.6  # AUROC below which a share of out-of-class images means littl
 
 
 def verdict(files: RunFiles) -> str:
-    """Plain text: accuracy and what the unlabeled images brought, and what the pool looks like."""
+    """Plain text: the accuracy, what the unlabeled images contributed, and what the pool looks like."""
     sentences = [_accuracy_sentence(files), _pool_sentence(files)]
     told = [sentence for sentence in sentences if sentence]
     return " ".join(told) or "This run has not been evaluated yet."
@@ -27,7 +27,7 @@ def _accuracy_sentence(files: RunFiles) -> str:
             return ""
         return (
             "There are no test images, so the accuracy is not known;"
-            f" {left_out:.0%} of the labeled images get their label from the others"
+            f" {left_out:.0%} of the labeled images are classified correctly by the others"
             f"{_worth(files, left_out)}."
         )
     alone = (files.supervised or {}).get("accuracy")
@@ -35,10 +35,10 @@ def _accuracy_sentence(files: RunFiles) -> str:
         return f"The accuracy on unseen test images is {accuracy:.1%}."
     change = accuracy - alone
     if abs(change) <= _standard_error(accuracy, alone, evaluation):
-        both = f"{alone:.1%} by the supervised baseline, {accuracy:.1%} with it{_tested(evaluation)}"
-        return f"Unlabeled data changed the accuracy by no more than chance can: {both}."
+        both = f"{alone:.1%} for the supervised baseline, {accuracy:.1%} with unlabeled data"
+        return f"The unlabeled data made no significant difference: {both}{_tested(evaluation)}."
     verb = "raised" if change > 0 else "lowered"
-    return f"Unlabeled data {verb} the accuracy from {alone:.1%} to {accuracy:.1%}."
+    return f"The unlabeled data {verb} the accuracy from {alone:.1%} to {accuracy:.1%}."
 
 
 def no_better_than_chance(files: RunFiles, left_out: float) -> bool:
@@ -82,9 +82,7 @@ def _pool_sentence(files: RunFiles) -> str:
         sentence += f"; {truly:.0%} truly is." if truly is not None else "."
         auroc = files.evaluation.get("auroc")
         if auroc is not None and auroc < TOLD_APART:
-            sentence += (
-                f" But in- and out-of-class are hardly told apart (AUROC {auroc:.0%}): that means little."
-            )
+            sentence += f" But the two are hardly separated (AUROC {auroc:.0%}), so this says little."
         return sentence
     except (MissingError, KeyError, TypeError, AttributeError):
         return ""

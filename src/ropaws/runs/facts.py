@@ -66,7 +66,7 @@ def digest_images(images: Images) -> str:
 
 
 def check_target(run: Path) -> None:
-    """Can a new run be written there? Asked before hours of reading and training."""
+    """Check that a new run can be written there, before hours of reading and training."""
     if (run / CONFIG).exists():
         raise FileExistsError(
             f"{run} holds a run already; choose another --out, or resume: `ropaws train --resume {run}`"

@@ -94,7 +94,7 @@ class Run:
             vars(self)["corpus"] = drop_unreadable_tests(corpus)
         self.config = read_run_config(self.path)
         if device is not None:
-            choose_device(device)  # for its error: with kept outputs no device is needed
+            choose_device(device)  # raises an error; with kept outputs no device would be needed
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -171,7 +171,7 @@ class Run:
 
     @torch.no_grad()
     def embed(self, images: Images, indices: Tensor | None = None) -> Tensor:
-        """Unit embeddings of the center views of images, of all or of some.
+        """Unit embeddings of the center views of images.
 
         Args:
             images: (n, channels, h, w) uint8, a tensor or images on disk.
@@ -271,14 +271,14 @@ class Run:
         return LabeledOutputs(outputs, self.corpus.test_labels)
 
     def refresh(self) -> None:
-        """Compute the outputs again if the images are at hand and the test set or its labels have changed.
+        """Compute the outputs again if the images are available and the test set or its labels have changed.
 
         Training images that have changed are an error, as the split names them by position.
         """
         try:
             corpus = self.corpus
         except OSError as error:
-            line = f"The images are not at hand ({error}); using what is kept."
+            line = f"The images are not available ({error}); using the kept outputs."
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
             return
         kept = self._read_kept()

@@ -45,7 +45,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(run: Path, device: torch.device, warn: Callable[[str], object]) -> Checkpoint:
-    """The last good checkpoint; a damaged one gives way to the one before it, with a warning."""
+    """The last good checkpoint: the one before it if it is damaged, with a warning."""
     paths = [path for path in (run / CHECKPOINT, run / PREVIOUS_CHECKPOINT) if path.exists()]
     if not paths:
         raise FileNotFoundError(f"no checkpoint at {run / CHECKPOINT}; train from the start without --resume")
@@ -130,7 +130,7 @@ def _save_weights(file: Path, model: nn.Module) -> None:
 
 
 def save_snapshot(run: Path, model: nn.Module, steps: int) -> None:
-    """The weights after so many steps, kept beside those of the end."""
+    """Keep the weights after this number of steps."""
     make_folder(run / SNAPSHOTS)
     _save_weights(run / SNAPSHOTS / f"step-{steps:07d}.safetensors", model)
 

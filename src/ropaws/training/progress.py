@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Progress bars, and plain lines where there is no terminal."""
 
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Where the numbers of every step go: metrics.jsonl always, TensorBoard and W&B if asked for."""
+"""Where the numbers of each step go: always metrics.jsonl, optionally TensorBoard and W&B."""
 
 import importlib
 import json
@@ -16,7 +16,7 @@ class Tracker(Protocol):
 
 
 class MetricsFile:
-    """metrics.jsonl: a line of numbers a step. Opened to append, so a resumed run goes on in it."""
+    """metrics.jsonl: one line of numbers per step. Opened to append, for runs that are resumed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
@@ -79,7 +79,7 @@ class Trackers:
 
 
 def check_trackers(names: tuple[TrackerName, ...]) -> None:
-    """Are the packages there? Asked before a run starts."""
+    """Check that the packages are installed, before a run starts."""
     for name in names:
         module = "torch.utils.tensorboard" if name == "tensorboard" else name
         try:

@@ -74,10 +74,10 @@ from ropaws.training.trackers import Trackers, check_trackers, drop_metrics_from
 
 PROBE_STEPS = 6
 COLLAPSE_WARNING = (
-    "Warning: the network hardly tells the labeled images apart, so its labels mean little. Train longer"
+    "Warning: the network hardly separates the labeled images, so its labels mean little. Train longer"
     " (--budget or --train.steps), or with milder views (--augment.solarize 0 --augment.equalize 0)."
 )
-COLLAPSED = 0.98  # mean similarity of the labeled images above which nothing is told apart
+COLLAPSED = 0.98  # mean similarity of the labeled images above which the network has collapsed
 
 
 class TrainingStopped(KeyboardInterrupt):

@@ -16,8 +16,8 @@ import scipy.io
 import torch
 from PIL import Image
 
-from ropaws.data import named, uncurated
 from ropaws.data.corpus import UNKNOWN, Corpus, keep_classes, thin_out
+from ropaws.data.datasets import catalog, mixes
 from ropaws.data.datasets.download import Remote, fetch, unpack
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.sources import DataConfig, load_corpus
@@ -269,8 +269,8 @@ def plain(items, _title, _total):
 def test_a_dataset_is_downloaded_checked_and_unpacked(tmp_path, host, monkeypatch):
     write_cifar100(tmp_path / "original")
     remote = offer(host, tmp_path / "original" / "cifar-100-python", "cifar-100-python.tar.gz")
-    row = replace(named.DATASETS["cifar100"], files=(remote,))
-    monkeypatch.setitem(named.DATASETS, "cifar100", row)
+    row = replace(catalog.DATASETS["cifar100"], files=(remote,))
+    monkeypatch.setitem(catalog.DATASETS, "cifar100", row)
     root = tmp_path / "data"
     with pytest.raises(
         FileNotFoundError, match=r"put cifar-100-python\.tar\.gz from .* or allow --data.download"
@@ -284,7 +284,7 @@ def test_a_dataset_is_downloaded_checked_and_unpacked(tmp_path, host, monkeypatc
 def test_an_archive_that_was_put_there_by_hand_is_unpacked(tmp_path, host, monkeypatch):
     write_cifar100(tmp_path / "original")
     remote = offer(host, tmp_path / "original" / "cifar-100-python", "cifar-100-python.tar.gz")
-    monkeypatch.setitem(named.DATASETS, "cifar100", replace(named.DATASETS["cifar100"], files=(remote,)))
+    monkeypatch.setitem(catalog.DATASETS, "cifar100", replace(catalog.DATASETS["cifar100"], files=(remote,)))
     root = tmp_path / "data"
     root.mkdir()
     (host[0] / remote.name).rename(root / remote.name)
@@ -298,9 +298,29 @@ def test_a_wrong_checksum_leaves_nothing_behind(tmp_path, host):
     assert list((tmp_path / "data").iterdir()) == []
 
 
+def test_a_planted_link_is_not_written_through(tmp_path, host):
+    victim, data = tmp_path / "victim", tmp_path / "data"
+    victim.write_text("mine")
+    data.mkdir()
+    content = b"the official file"
+    remotes = [Remote(f"{host[1]}/{name}", hashlib.md5(content).hexdigest()) for name in ("a.zip", "b.zip")]
+    for remote in remotes:
+        (host[0] / remote.name).write_bytes(content)
+    (data / "a.zip.part").symlink_to(victim)
+    path = fetch(remotes[0], data, plain)
+    assert path.read_bytes() == content
+    assert not path.is_symlink()
+    assert victim.read_text() == "mine"
+    (data / "b.zip").symlink_to(tmp_path / "elsewhere")  # to nothing: it looks as if there were no file yet
+    with pytest.raises(OSError, match=r"b\.zip is a symbolic link"):
+        fetch(remotes[1], data, plain)
+    assert not (tmp_path / "elsewhere").exists()
+    assert sorted(path.name for path in data.iterdir()) == ["a.zip", "a.zip.part", "b.zip"]
+
+
 def test_an_unreachable_host_says_what_to_put_where(tmp_path, monkeypatch):
     gone = Remote("http://127.0.0.1:9/cifar-10-python.tar.gz", "0")
-    monkeypatch.setitem(named.DATASETS, "cifar10", replace(named.DATASETS["cifar10"], files=(gone,)))
+    monkeypatch.setitem(catalog.DATASETS, "cifar10", replace(catalog.DATASETS["cifar10"], files=(gone,)))
     with pytest.raises(FileNotFoundError, match=r"cannot be reached .*put cifar-10-python\.tar\.gz from"):
         load_corpus(DataConfig(source="cifar10", root=tmp_path))
 
@@ -321,13 +341,13 @@ def test_archives_cannot_write_elsewhere(tmp_path):
 
 
 def test_every_dataset_and_mix_says_what_it_is():
-    for dataset in named.DATASETS.values():
+    for dataset in catalog.DATASETS.values():
         assert dataset.about
         assert not dataset.places or dataset.files or dataset.by_hand
         assert all(len(remote.md5) == 32 for remote in dataset.files)
-    for mix in uncurated.MIXES.values():
+    for mix in mixes.MIXES.values():
         assert mix.about
-        assert {mix.source, *mix.extra} <= set(named.DATASETS)
+        assert {mix.source, *mix.extra} <= set(catalog.DATASETS)
 
 
 # Mixes
@@ -404,11 +424,11 @@ def test_opencos_mixes_are_thinned_out(tmp_path, monkeypatch):
     write_cifar10(tmp_path)
     write_svhn(tmp_path)
     name = "opencos:cifar10+svhn"
-    mix = uncurated.MIXES[name]
+    mix = mixes.MIXES[name]
     assert (mix.in_class, mix.out_of_class) == (10_000, 40_000)
     with pytest.raises(ValueError, match="the mix needs 40,000 out-of-class images, but there are 12"):
         load(tmp_path, name)
-    monkeypatch.setitem(uncurated.MIXES, name, replace(mix, in_class=20, out_of_class=5))
+    monkeypatch.setitem(mixes.MIXES, name, replace(mix, in_class=20, out_of_class=5))
     corpus = load(tmp_path, name)
     assert (corpus.train_labels + 1).bincount().tolist() == [5] + [2] * 10
 

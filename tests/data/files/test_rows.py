@@ -1,8 +1,11 @@
 """Arrays and Hugging Face datasets as sources, on the command line and from Python."""
 
+import io
 import json
 import subprocess
 import sys
+import tracemalloc
+import zipfile
 from pathlib import Path
 
 import datasets
@@ -28,9 +31,7 @@ def arrays(count=9, seed=0, out=0):
 
 def dataset(count=9, seed=0, out=0, names=NAMES):
     images, labels = arrays(count, seed, out)
-    features = datasets.Features(
-        {"image": datasets.Image(), "kind": datasets.ClassLabel(names=list(names))}
-    )
+    features = datasets.Features({"image": datasets.Image(), "kind": datasets.ClassLabel(names=list(names))})
     rows = {"image": [Image.fromarray(image) for image in images], "kind": labels.tolist()}
     return datasets.Dataset.from_dict(rows, features=features)
 
@@ -60,6 +61,10 @@ def test_an_npz_is_a_labeled_source(tmp_path):
         ({"labels": np.full(9, 0.5)}, "a label is a name, a class number from 0"),
         ({"labels": np.full(9, -2)}, "a label is a name, a class number from 0"),
         ({"class_names": np.array(["one"])}, "label 1, but there are only 1 class names"),
+        ({"class_names": np.array("one")}, r"class_names must be a list .*got shape \(\)"),
+        ({"class_names": np.array([NAMES])}, r"class_names must be a list .*got shape \(1, 3\)"),
+        ({"class_names": np.zeros(100_001, "U1")}, r"at most 100,000 names, got shape \(100001,\)"),
+        ({"images": np.zeros((9, 4, 0), np.uint8)}, r"must be uint8 of shape .*got uint8 \(9, 4, 0\)"),
     ],
 )
 def test_a_wrong_npz_says_what_is_wrong(tmp_path, changes, words):
@@ -76,6 +81,126 @@ def test_a_file_that_was_written_again_is_read_again(tmp_path):
     assert load_arrays(path)["images"].max() == 0
     np.savez(path, images=np.ones((2, 4, 4), np.uint8))
     assert load_arrays(path)["images"].shape == (2, 4, 4)
+
+
+def npy_bytes(shape, kind="|u1", content=b""):
+    """An .npy file that claims a shape and holds what it is given."""
+    file = io.BytesIO()
+    header = {"descr": kind, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + content
+
+
+def write_archive(path, members, compression=zipfile.ZIP_STORED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def patch_sizes(path, *, packed=None, whole=None):
+    """Let the directory of an archive of one member claim other sizes."""
+    content = bytearray(path.read_bytes())
+    start = content.rindex(b"PK\x01\x02")
+    for offset, size in ((20, packed), (24, whole)):
+        if size is not None:
+            content[start + offset : start + offset + 4] = size.to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def little_memory():
+    """What is inside must not allocate more than a few megabytes."""
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (npy_bytes((10**6, 1000, 1000)), "needs 1,000,000,000,000 bytes, but the file holds 0"),  # 931 GiB
+        (npy_bytes((3, 4, 4), content=bytes(47)), "needs 48 bytes, but the file holds 47"),
+        (npy_bytes((2**62, 4)), "needs 18,446,744,073,709,551,616 bytes"),  # 0 where it overflows
+        (npy_bytes((-1, -(10**12))), "needs 1,000,000,000,000 bytes"),
+        (npy_bytes((-1, 0)), "needs 0 bytes, but the file holds 0"),
+        (npy_bytes((10**4000, 10**4000)), ""),  # too large even to be printed
+        (npy_bytes((10**30, 0)), ""),
+        (npy_bytes((2,), "<U100000000"), "needs 800,000,000 bytes"),
+        (npy_bytes((1,), "|O", b"."), "holds Python objects, which are never loaded"),
+        (npy_bytes((1,), [("a", "|O")], b"."), "holds Python objects, which are never loaded"),
+        (npy_bytes((1,), content=b"x").replace(b"|u1", b"|?9"), ""),
+        (npy_bytes((1,), content=b"x").replace(b"{", b"("), ""),
+        (npy_bytes((1,), content=b"x").replace(b"\x93NUMPY\x01", b"\x93NUMPY\x03"), r"version \(3, 0\)"),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\x7f", ""),  # a header of 2 GB
+        (b"\x93NUMPY", ""),
+        (b"", "not an .npy array"),
+        (b"hello", "not an .npy array"),
+    ],
+)
+def test_a_header_is_not_believed_before_memory_is_taken(tmp_path, content, words, compression):
+    path = tmp_path / "a.npz"
+    write_archive(path, {"images.npy": content}, compression)
+    with pytest.raises(ValueError, match=rf"a\.npz is not a readable \.npz file \(array 'images'.*{words}"):
+        list_labeled(path)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_the_directory_of_an_archive_is_not_believed_either(tmp_path):
+    path, large = tmp_path / "a.npz", (1 << 32) - 1000
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        write_archive(path, {"images.npy": npy_bytes((large - 1000, 1, 1))}, compression)
+        patch_sizes(path, whole=large)
+        with pytest.raises(ValueError, match=r"a\.npz .*array 'images': .*needs 4,294,965,296 bytes, but"):
+            load_arrays(path)
+        patch_sizes(path, whole=large, packed=large)
+        with pytest.raises(ValueError, match=r"a\.npz .*its arrays are larger than the file"):
+            load_arrays(path)
+
+
+def test_members_that_are_no_arrays_are_refused(tmp_path):
+    path, images = tmp_path / "a.npz", npy_bytes((1, 2, 2), content=bytes(4))
+    write_archive(path, {"images.npy": images, "notes.txt": b"hello"})
+    with pytest.raises(ValueError, match=r"a\.npz .*array 'notes\.txt': not an \.npy array"):
+        load_arrays(path)
+    write_archive(path, {"images.npy": images}, zipfile.ZIP_BZIP2)
+    with pytest.raises(ValueError, match=r"a\.npz .*array 'images': compressed by another method"):
+        load_arrays(path)
+    write_archive(path, {"images": images})  # the name need not say that it is one
+    assert load_arrays(path)["images"].shape == (1, 2, 2)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "executed",))
+
+    np.savez(tmp_path / "a.npz", images=np.array([Evil()], object))
+    with pytest.raises(ValueError, match=r"a\.npz .*array 'images': holds Python objects"):
+        list_labeled(tmp_path / "a.npz")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_every_layout_come_back_as_they_were_saved(tmp_path, save):
+    random = np.random.default_rng(0)
+    saved = {
+        "images": random.integers(0, 256, (5, 4, 3, 3), dtype=np.uint8),
+        "columns_first": np.asfortranarray(random.random((6, 4))),
+        "zeros": np.zeros((1000, 1000), np.uint8),  # expands a thousandfold
+        "empty": np.zeros((0, 4), np.int64),
+        "one": np.array(3.5),
+        "names": np.array(["späße", ""]),
+    }
+    save(tmp_path / "a.npz", **saved)
+    found = load_arrays(tmp_path / "a.npz")
+    assert list(found) == list(saved)
+    for name, array in saved.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
 
 
 def test_a_saved_dataset_is_a_source(tmp_path):

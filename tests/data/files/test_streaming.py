@@ -14,14 +14,15 @@ from PIL import Image
 
 import ropaws
 import ropaws.training.train as runs
-from ropaws.config import read_config
-from ropaws.data import cache as caching
+from ropaws.config import read_config, to_json
 from ropaws.data import loaders
+from ropaws.data.files import cache as caching
 from ropaws.data.files.cache import SHARDS, SquareCache
-from ropaws.data.files.decoding import UnreadableError, read_square, read_squares
+from ropaws.data.files.decoding import UnreadableError, read_batch, read_square, read_squares
 from ropaws.data.files.rows import ArrayRow
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.sources import DataConfig
+from ropaws.runs.atomic import write_json
 from tests import tiny
 
 NAMES = ("rows", "columns", "block")
@@ -98,35 +99,48 @@ def test_a_run_that_reads_while_training_can_be_resumed(photos, tmp_path, monkey
     assert same(weights(whole), weights(resumed))
 
 
-def test_ctrl_c_reaches_workers_and_still_ends_with_a_checkpoint(photos, tmp_path):
+def members(session):
+    """All processes of a session; the workers are in process groups of their own."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # ended meanwhile
+            continue
+        if int(fields[3]) == session:
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_still_ends_with_a_checkpoint(photos, tmp_path, number):
+    """As a terminal does at Ctrl-C, and a scheduler with SIGTERM: the workers get it too."""
     settings = config(photos, memory_gb=0.0)
     settings = replace(settings, train=replace(settings.train, steps=100_000, checkpoint_every=50_000))
-    from ropaws.config import to_json
-    from ropaws.training.checkpoint import write_json
-
     write_json(tmp_path / "config.json", to_json(settings))
-    command = [
-        sys.executable,
-        "-m",
-        "ropaws",
-        "train",
-        str(tmp_path / "config.json"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    run = tmp_path / "run"
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-m", "ropaws", "train", tmp_path / "config.json", "--out", run],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    tiny.wait_for_steps(process, tmp_path / "run", 3)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    tiny.wait_for_steps(process, run, 3)
+    workers = [pid for pid in members(process.pid) if pid != process.pid]
+    assert workers
+    for pid in workers:
+        os.kill(pid, number)
+    tiny.wait_for_steps(process, run, 20)  # they go on
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert b"go on with `ropaws train --resume" in said
+    assert b"resume with `ropaws train --resume" in said
     assert b"Traceback" not in said
-    steps = metrics.read_text().count("\n")
-    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    steps = (run / "metrics.jsonl").read_text().count("\n")
+    checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)
     assert checkpoint["next_step"] == steps
+    assert not members(process.pid)
 
 
 def test_bad_images_are_replaced_listed_and_too_many_end_the_run(photos, tmp_path, monkeypatch):
@@ -171,8 +185,10 @@ def test_a_bad_image_gives_way_to_the_next_good_one(photos):
     assert set(stack.unreadable(torch.tensor([4, 5, 23]))) == {5, 23}
     with pytest.raises(ValueError, match=r"05\.png cannot be read any more"):
         stack[torch.tensor([5])]
+    rows = torch.tensor([4, 5])
     with pytest.raises(ValueError, match=r"05\.png cannot be read any more"):
-        stack.read(torch.tensor([5]), strict=True)
+        stack.complete(rows, read_batch(stack.request(rows)), strict_from=1)
+    assert len(stack.complete(rows, read_batch(stack.request(rows)), strict_from=2)[0]) == 2
     for path in paths:
         path.write_bytes(b"broken")
     with pytest.raises(ValueError, match="100 images in a row cannot be read"):
@@ -262,6 +278,24 @@ def test_a_cache_that_cannot_be_written_costs_nothing_else(image, tmp_path):
     tiny_cache = SquareCache(tmp_path / "small", 0)
     read_square(image, 16, tiny_cache)
     assert entries(tmp_path / "small") == []
+
+
+def test_a_planted_link_is_not_written_through(image, tmp_path, monkeypatch):
+    cache, victim = SquareCache(tmp_path / "cache", 10**9), tmp_path / "victim"
+    victim.write_text("mine")
+    square = read_square(image, 16, cache)
+    (entry,) = entries(tmp_path / "cache")
+    entry.unlink()
+    monkeypatch.setattr("secrets.token_hex", lambda _bytes: "guessed")
+    for name in (f"{entry.name}.{os.getpid()}.part", f".{entry.name}.guessed.part"):
+        entry.with_name(name).symlink_to(victim)
+    read_square(image, 16, cache)
+    assert victim.read_text() == "mine"
+    assert not entry.exists()  # nothing was kept
+    monkeypatch.undo()
+    read_square(image, 16, cache)
+    assert not entry.is_symlink()
+    np.testing.assert_array_equal(cache.get(image, 16), square)
 
 
 def test_processes_share_a_cache(photos, tmp_path):

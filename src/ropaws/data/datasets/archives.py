@@ -138,13 +138,13 @@ def _svhn(path: Path) -> Batch:
     import scipy.io  # slow to load, and only SVHN needs it
 
     if not path.is_file():
-        raise FileNotFoundError(f"no {path}; get it again")
+        raise FileNotFoundError(f"no {path}; download it again")
     try:
         content = scipy.io.loadmat(path, variable_names=["X", "y"])
         images = content["X"].transpose(3, 2, 0, 1)  # (32, 32, 3, n)
         labels = content["y"].astype(np.int64).reshape(-1) % 10  # the files say 10 for the digit 0
     except Exception as error:  # scipy raises nearly anything on damaged files
-        raise ValueError(f"{path} is damaged ({error}); get it again") from None
+        raise ValueError(f"{path} is damaged ({error}); download it again") from None
     return np.ascontiguousarray(images, np.uint8), labels
 
 
@@ -172,7 +172,7 @@ def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         lengths = np.frombuffer(content[4:head], ">u4").astype(int)
         return np.frombuffer(content[head:], np.uint8).reshape(lengths).copy()
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); get it again") from None
+        raise ValueError(f"{path} is damaged ({error}); download it again") from None
 
 
 def _read_bytes(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The named datasets: a row each of where they come from and how their official files are read."""
+"""The named datasets: where each comes from, and how its official files are read."""
 
 import importlib.resources
 from collections.abc import Callable
@@ -131,7 +131,7 @@ DATASETS: dict[str, NamedDataset] = {
 
 
 def is_there(dataset: NamedDataset, root: Path) -> bool:
-    """Any of its places, and all files that are used as they come."""
+    """True if one of its places and all files that need no unpacking are there."""
     plain = [root / dataset.folder / remote.name for remote in dataset.files if not is_archive(remote.name)]
     found = not dataset.places or any((root / place).exists() for place in dataset.places)
     return found and all(path.is_file() for path in plain)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ropaws.runs.atomic import replacing
+
 PIECE = 1 << 20
 TIMEOUT = 20.0  # seconds without an answer
 
@@ -32,19 +34,15 @@ def fetch(remote: Remote, folder: Path, watch: Watch) -> Path:
     """The file in the folder, downloaded if it is not there; a wrong checksum is an error."""
     path = folder / remote.name
     if path.is_file():
-        _check(path, remote)
+        _check(path, remote, origin=path, remedy="remove it")
         return path
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.part")
-    try:
+    with replacing(path) as temporary:
         with urllib.request.urlopen(remote.url, timeout=TIMEOUT) as answer, temporary.open("wb") as file:
             pieces = -(-int(answer.headers.get("Content-Length", 0)) // PIECE)
             for piece in watch(_pieces(answer.read), f"Downloading {remote.name} (MB)", pieces):
                 file.write(piece)
-        _check(temporary, remote)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        _check(temporary, remote, origin=remote.url, remedy="try again later")
     return path
 
 
@@ -53,12 +51,12 @@ def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _check(path: Path, remote: Remote) -> None:
+def _check(path: Path, remote: Remote, *, origin: Path | str, remedy: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != remote.md5:
         raise ValueError(
-            f"{path} is not the official {remote.name}: its MD5 is {found}, not {remote.md5}; remove it"
+            f"{origin} is not the official {remote.name}: its MD5 is {found}, not {remote.md5}; {remedy}"
         )
 
 
@@ -69,7 +67,7 @@ def is_archive(name: str) -> bool:
 def unpack(path: Path, folder: Path) -> None:
     """Unpack an archive beside and move it in whole: a folder that is there is complete.
 
-    Nothing is written outside the folder: tarfile is told so, and zipfile drops .. and absolute paths.
+    Nothing is written outside the folder: tarfile's data filter and zipfile drop .. and absolute paths.
     """
     if not is_archive(path.name):
         return

@@ -1,4 +1,4 @@
-"""Uncurated mixes of the literature, by name: known classes, and what else is in the pool."""
+"""Uncurated mixes of the literature by name: known classes, and what else is in the pool."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ ANIMALS = tuple(CIFAR10_CLASSES[i] for i in (2, 3, 4, 5, 6, 7))  # bird cat deer
 
 @dataclass(frozen=True)
 class Mix:
-    """How a pool is put together from named datasets."""
+    """How a pool is combined from named datasets."""
 
     about: str
     source: str
     extra: tuple[str, ...] = ()  # joins without its labels
-    known: tuple[str, ...] | int | None = None  # classes that are known: these, the first so many, or all
-    in_class: int | None = None  # images of known classes and
-    out_of_class: int | None = None  # other images that are kept of all
+    known: tuple[str, ...] | int | None = None  # known classes: by name, the first ones by number, or all
+    in_class: int | None = None  # images of known classes to keep
+    out_of_class: int | None = None  # out-of-class images to keep
 
     def keep_known(self, corpus: Corpus) -> Corpus:
         """Of the source: the images of the other classes lose their labels."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ropaws.data.corpus import UNKNOWN, Corpus
-from ropaws.data.files.rows import check_images, load_arrays
+from ropaws.data.files.rows import MOST_CLASSES, check_images, class_names, load_arrays
 
 
 def read_npz(path: Path) -> Corpus:
@@ -32,7 +32,11 @@ def read_npz(path: Path) -> Corpus:
         arrays.get("test_labels", np.zeros(0, np.int64)), len(test_images), f"{path}: test_labels"
     )
     classes = 1 + int(max([UNKNOWN, *train_labels.tolist(), *test_labels.tolist()]))
-    names = [str(name) for name in arrays.get("class_names", np.arange(classes))]
+    if classes > MOST_CLASSES:
+        raise ValueError(f"{path}: labels must be below {MOST_CLASSES:,}, got {classes - 1:,}")
+    names = class_names(arrays, path)
+    if names is None:
+        names = [str(number) for number in range(classes)]
     if len(names) < classes:
         raise ValueError(f"{path}: class_names has {len(names)} names, but labels go up to {classes - 1}")
     return Corpus(tuple(names), train_images, train_labels, test_images, test_labels)

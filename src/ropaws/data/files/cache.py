@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import secrets
 import time
 import zlib
 from pathlib import Path
@@ -47,10 +48,12 @@ class SquareCache:
         """Keep a square, if there is room. A disk that refuses costs the cache, not the run."""
         place = self._place(path, size)
         pixels = square.tobytes()
-        temporary = place.with_name(f"{place.name}.{os.getpid()}.part")
+        # Not by runs.atomic, which waits for the disk: a torn entry is recognized by its checksum.
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.part")
         try:
             if self._has_room(place.parent, len(pixels) + 4):
-                temporary.write_bytes(pixels + _checksum(pixels))
+                with temporary.open("xb") as file:  # exclusively: fails if anything is there, a link too
+                    file.write(pixels + _checksum(pixels))
                 temporary.replace(place)
                 self._used[place.parent.name] += len(pixels) + 4
         except OSError:

@@ -100,7 +100,7 @@ def decode_corpus(files: ImageFiles, decoding: Decoding, watch: Watch = no_watch
 
 
 def stack(files: Sequence[ImageRef], decoding: Decoding, _watch: Watch, _title: str) -> Decoded:
-    """Nothing is read yet; bad files come up while training."""
+    """Nothing is read yet; bad files are found while training."""
     images = ImageStack(files, decoding.size, cache=decoding.cache, workers=decoding.workers)
     return Decoded(images, range(len(files)))
 
@@ -149,8 +149,8 @@ def check_unreadable(unreadable: dict[str, str], seen: int) -> None:
     if len(unreadable) > MOST_UNREADABLE * seen:
         first = "; ".join(f"{name} ({reason})" for name, reason in list(unreadable.items())[:3])
         raise ValueError(
-            f"{len(unreadable)} of {seen} images cannot be read, first: {first}. More than a tenth is too"
-            " many to go on; mend or remove them (`ropaws check` lists all)"
+            f"{len(unreadable)} of {seen} images cannot be read, first: {first}. More than 10 % is too many;"
+            " repair or remove them (`ropaws check` lists all)"
         )
 
 

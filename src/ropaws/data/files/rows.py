@@ -1,16 +1,23 @@
 """Images that are not files of their own: rows of an array in an .npz, rows of a saved dataset."""
 
 import functools
+import io
+import math
 import zipfile
-import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
 
 IMAGE_ARRAYS, LABEL_ARRAYS = ("images", "train_images"), ("labels", "train_labels")
+MOST_CLASSES = 100_000
+HEADER = 1 << 14  # bytes in which the header of an .npy array must end; NumPy reads 10,000 at most
+# Bytes that one byte of an archive can stand for; NumPy writes no other kinds of compression.
+EXPANSION = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 
 
 class ArrayRow(NamedTuple):
@@ -53,12 +60,61 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 @functools.lru_cache(maxsize=8)
-def _load_arrays(path: Path, _changed: int, _length: int) -> dict[str, NDArray[Any]]:
+def _load_arrays(path: Path, _changed: int, length: int) -> dict[str, NDArray[Any]]:
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return dict(file)
-    except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a readable .npz file ({error}); make it again") from None
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if sum(member.compress_size for member in members) > length:
+                raise ValueError("its arrays are larger than the file")
+            return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
+    except (ValueError, NotImplementedError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a readable .npz file ({error}); write it again") from None
+
+
+def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
+    """One array. Nothing in the file is executed, and its header is not trusted."""
+    name = member.filename.removesuffix(".npy")
+    try:
+        with archive.open(member) as stream:
+            _check_size(io.BytesIO(stream.read(HEADER)), member)
+        with archive.open(member) as stream:
+            array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
+            return array
+    except MemoryError:
+        raise ValueError(f"array {name!r} does not fit into memory") from None
+    except Exception as error:  # zipfile and NumPy raise nearly anything on damaged members
+        raise ValueError(f"array {name!r}: {error!s:.200}") from None
+
+
+def _check_size(start: io.BytesIO, member: zipfile.ZipInfo) -> None:
+    """Raise an error if an array claims more bytes than its member can hold: NumPy would allocate them."""
+    if not start.getvalue().startswith(npy.MAGIC_PREFIX):
+        raise ValueError("not an .npy array")
+    if member.compress_type not in EXPANSION:
+        raise ValueError("compressed by another method than deflate")
+    version = npy.read_magic(start)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"unknown .npy version {version}")
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read_header(start)
+    if dtype.hasobject:
+        raise ValueError("holds Python objects, which are never loaded")
+    claimed = math.prod(shape) * dtype.itemsize
+    held = min(member.file_size, EXPANSION[member.compress_type] * member.compress_size) - start.tell()
+    if min(shape, default=0) < 0 or claimed > held:
+        raise ValueError(f"shape {shape} of {dtype} needs {claimed:,} bytes, but the file holds {held:,}")
+
+
+def class_names(arrays: Mapping[str, NDArray[Any]], path: Path) -> list[str] | None:
+    """The array class_names; None if there is none."""
+    if "class_names" not in arrays:
+        return None
+    names = arrays["class_names"]
+    if names.ndim != 1 or len(names) > MOST_CLASSES:
+        raise ValueError(
+            f"{path}: class_names must be a list of at most {MOST_CLASSES:,} names, got shape {names.shape}"
+        )
+    return [str(name) for name in names]
 
 
 def list_arrays(path: Path) -> tuple[list[ArrayRow], list[str | None]]:
@@ -76,7 +132,7 @@ def list_arrays(path: Path) -> tuple[list[ArrayRow], list[str | None]]:
         return rows, [None] * count
     if labels.shape != (count,):
         raise ValueError(f"{path}: labels must be one for each of {count} images, got {labels.shape}")
-    names = [str(name) for name in arrays["class_names"]] if "class_names" in arrays else None
+    names = class_names(arrays, path)
     return rows, [_label(value, names, path) for value in labels.tolist()]
 
 
@@ -85,6 +141,7 @@ def check_images(array: NDArray[Any], name: str) -> None:
         array.dtype != np.uint8
         or array.ndim not in (3, 4)
         or (array.ndim == 4 and array.shape[3] not in (1, 3))
+        or 0 in array.shape[1:]
     ):
         raise ValueError(
             f"{name} must be uint8 of shape (n, h, w) or (n, h, w, 1 or 3), got {array.dtype} {array.shape}"

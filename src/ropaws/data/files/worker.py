@@ -52,7 +52,9 @@ def _read_exactly(stream: IO[bytes], length: int) -> bytearray:
 
 def main() -> NoReturn:
     """Receive a function, then answer each item with (True, result) or (False, exception)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    # The parent decides what Ctrl-C and a scheduler's SIGTERM mean; a worker ends when its pipe closes.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     requests, answers = _take_pipes()
     messages: SimpleQueue[Parts] = SimpleQueue()
     threading.Thread(target=_listen, args=(requests, messages), daemon=True).start()

@@ -1,0 +1,137 @@
+"""Predictions on disk: tables, facts, sorted folders."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ropaws.cli.main import main
+from ropaws.data.files.listing import list_labeled
+from ropaws.prediction.export import folder_name
+from tests.photos import NAMES, fails
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_parquet_tables_are_read_and_written(photos, trained, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"path": ["labeled/rows/0.png", "pool/noise-0.png"], "label": ["rows", None]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), photos / "labels.parquet")
+    assert list_labeled(photos / "labels.parquet").labels == ("rows", None)
+    run, _ = trained
+    out = tmp_path / "labels.parquet"
+    main(["predict", str(run), str(photos / "labels.parquet"), "--out", str(out)])
+    rows = pyarrow.parquet.read_table(out).to_pylist()
+    assert [Path(row["path"]).name for row in rows] == ["0.png", "noise-0.png"]
+    assert rows[0]["label"] in NAMES
+    assert sum(rows[0][f"p({name})"] for name in NAMES) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_parquet_table_of_nothing_can_be_opened(trained, tmp_path):
+    import pyarrow.parquet
+
+    run, _ = trained
+    (tmp_path / "broken.png").write_bytes(b"broken")
+    main(["predict", str(run), str(tmp_path / "broken.png"), "--out", str(tmp_path / "labels.parquet")])
+    assert pyarrow.parquet.read_table(tmp_path / "labels.parquet").num_rows == 0
+
+
+def test_predict_writes_a_row_for_every_image(trained, tmp_path, capsys):
+    run, photos = trained
+    out = tmp_path / "labels.csv"
+    main(["predict", str(run), str(photos / "pool"), "--out", str(out)])
+    rows = rows_of(out)
+    assert len(rows) == 36
+    assert list(rows[0])[:7] == [
+        "path",
+        "label",
+        "confidence",
+        "in_domain",
+        "out_of_class",
+        "nearest",
+        "similarity",
+    ]
+    right = 0
+    for row in rows:
+        probabilities = {name: float(row[f"p({name})"]) for name in NAMES}
+        assert sum(probabilities.values()) == pytest.approx(1, abs=1e-4)
+        assert probabilities[row["label"]] == pytest.approx(float(row["confidence"]), abs=1e-5)
+        assert Path(row["nearest"]).is_file()
+        assert 0 <= float(row["in_domain"]) <= 1
+        right += Path(row["path"]).name.startswith(row["label"])
+    assert right >= 20  # of 24 in-class images
+    noise, classes = (
+        [float(r["in_domain"]) for r in rows if ("noise" in r["path"]) == kind] for kind in (True, False)
+    )
+    assert np.mean(noise) < np.mean(classes)
+    facts = json.loads((tmp_path / "labels.csv.json").read_text())
+    assert all((float(r["in_domain"]) < facts["threshold"]) == (r["out_of_class"] == "True") for r in rows)
+    assert sum(facts["images"].values()) == 36
+
+
+def test_predict_formats_top_and_propagation(trained, tmp_path):
+    run, photos = trained
+    out = tmp_path / "labels.jsonl"
+    main(["predict", str(run), str(photos / "pool"), "--out", str(out), "--top", "2", "--propagate"])
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(rows) == 36
+    assert rows[0]["top1"] == rows[0]["label"]
+    assert rows[0]["p1"] >= rows[0]["p2"]
+    assert "top3" not in rows[0]
+
+
+def test_images_are_sorted_into_folders_and_nothing_is_overwritten(trained, tmp_path):
+    run, photos = trained
+    for twin in ("a", "b"):
+        (tmp_path / twin).mkdir()
+        (tmp_path / twin / "same.png").write_bytes((photos / "pool" / "rows-1.png").read_bytes())
+    (tmp_path / "a" / "broken.png").write_bytes(b"broken")
+    command = ["predict", str(run), str(tmp_path / "a"), str(tmp_path / "b"),
+               "--out", str(tmp_path / "l.csv"), "--threshold", "0"]  # fmt: skip
+    main([*command, "--copy-to", str(tmp_path / "sorted")])
+    assert sorted(p.name for p in (tmp_path / "sorted").rglob("*.png")) == ["same (2).png", "same.png"]
+    assert (tmp_path / "a" / "same.png").exists()
+    main([*command, "--copy-to", str(tmp_path / "sorted")])  # again: what is there is left as it is
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 2
+    main([*command, "--move-to", str(tmp_path / "sorted")])
+    assert len(list((tmp_path / "sorted").rglob("*.png"))) == 4
+    rows = rows_of(tmp_path / "l.csv")
+    assert all(Path(row["sorted_to"]).is_file() for row in rows)
+    assert not (tmp_path / "a" / "same.png").exists()
+    assert (tmp_path / "a" / "broken.png").exists()
+    assert "broken.png" in json.loads((tmp_path / "l.csv.json").read_text())["unreadable"][0][0]
+
+
+def test_labels_cannot_lead_out_of_the_folder():
+    for label in ("../up", "..", ".", "/etc", "a\\b", "", "out-of-class", "\0"):
+        name = folder_name(label)
+        assert name not in ("", ".", "..", "out-of-class")
+        assert os.sep not in name
+        assert "\\" not in name
+
+
+def test_predict_refuses_what_it_cannot_do(trained, tmp_path, capsys):
+    run, photos = trained
+    pool = photos / "pool"
+    assert "must end in .csv, .jsonl or .parquet" in fails(
+        capsys, "predict", run, pool, "--out", tmp_path / "x.txt"
+    )
+    assert "no folder" in fails(capsys, "predict", run, pool, "--out", tmp_path / "no" / "x.csv")
+    assert "no folder or table" in fails(capsys, "predict", run, tmp_path / "no", "--out", tmp_path / "x.csv")
+    assert "threshold must be" in fails(
+        capsys, "predict", run, pool, "--out", tmp_path / "x.csv", "--threshold", "2"
+    )
+    assert "--top must be" in fails(capsys, "predict", run, pool, "--out", tmp_path / "x.csv", "--top", "0")
+    assert "cannot be combined" in fails(
+        capsys, "predict", run, pool, "--out", tmp_path / "x.csv", "--copy-to", "a", "--move-to", "b"
+    )
+    assert "is not a run folder" in fails(capsys, "predict", tmp_path, pool, "--out", tmp_path / "x.csv")
+    assert list(tmp_path.iterdir()) == []
