@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test test-slow wheel-check lint bench clean
+.PHONY: venv demo test test-slow wheel-check lint docs bench clean
 
 # Rebuilt only when what is installed changes; the file is touched last, so a broken install is redone.
 .venv/installed: pyproject.toml constraints.txt
@@ -28,6 +28,10 @@ lint: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: venv
 	$(BIN)/python benchmarks/augment.py

@@ -1,6 +1,6 @@
 """The command-line reference, made from what `ropaws COMMAND --help` prints.
 
-mkdocs calls on_page_markdown (mkdocs.yml names this file as a hook), so the page is never older than the parser.
+mkdocs calls on_page_markdown (mkdocs.yml names this file as a hook), so the page is always current.
 
 python scripts/cli_reference.py   prints the page
 """
@@ -64,9 +64,10 @@ def parse_help(printed: str) -> Help:
     """Usage, paragraphs, and boxes of options."""
     head, _, boxes = printed.partition("╭")
     usage, *text = [part.strip() for part in head.split("\n\n") if part.strip()]
-    groups = []
-    for box in re.findall(r"─ ([^\n]+?) ─+╮\n(.*?)╰", boxes, re.DOTALL):
-        groups.append(_group(box[0], [line[2:-1].rstrip() for line in box[1].splitlines()]))
+    groups = [
+        _group(title, [line[2:-1].rstrip() for line in content.splitlines()])
+        for title, content in re.findall(r"─ ([^\n]+?) ─+╮\n(.*?)╰", boxes, re.DOTALL)
+    ]
     return Help(" ".join(usage.split()).removeprefix("usage: "), text, groups)
 
 
@@ -88,14 +89,20 @@ def _command(name: str, summary: str) -> str:
     found = help_of(name)
     examples = [part for part in found.text if part.startswith("ropaws ")]
     about = [part for part in found.text if part not in examples]
-    parts = [f"## ropaws {name}", *(about or [summary]), f"```text\n{found.usage}\n```"]
+    parts = [f"## ropaws {name}", *(about or [summary]), f"```text\n{_plain(found.usage)}\n```"]
     if examples:
-        parts.append("```sh\n" + "\n".join(" ".join(line.split()) for line in examples) + "\n```")
+        lines = [re.sub(r" \((.+)\)$", r"  # \1", " ".join(example.split())) for example in examples]
+        parts.append("```sh\n" + "\n".join(lines) + "\n```")
     for group in found.groups:
-        if group.options:
-            title = [f"### {name}: {group.title}"] if len(found.groups) > 2 else []
-            parts += [*title, *([group.about] if group.about else []), _definitions(group.options)]
-    return "\n\n".join(parts)
+        section = group.title.removesuffix(" options")
+        if section == "method":
+            parts.append(
+                "### Settings: `--method.*`\n\nSee [Options of each method](#options-of-each-method)."
+            )
+        elif group.options:
+            title = f"### Settings: `--{section}.*`" if section != group.title else ""
+            parts += [title, group.about, _definitions(group.options)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _methods() -> str:

@@ -66,19 +66,21 @@ def soft_class_density(z, support, labels, y, temperature):
 def semi_class_density(z, support, labels, unlabeled, probs, y, temperature, ratio):
     """Eq. (8), the appendix's form with r'."""
     boost = ratio * len(unlabeled) / len(support)
-    labeled = sum(lab[y] * kernel(z, o, temperature) for o, lab in zip(support, labels, strict=True))
-    unlabeled = sum(p[y] * kernel(z, o, temperature) for o, p in zip(unlabeled, probs, strict=True))
+    known = sum(lab[y] * kernel(z, o, temperature) for o, lab in zip(support, labels, strict=True))
+    guessed = sum(p[y] * kernel(z, o, temperature) for o, p in zip(unlabeled, probs, strict=True))
     scale = (boost * len(support) + len(unlabeled)) / labels.shape[1]
-    return (boost * labeled + unlabeled) / scale
+    return (boost * known + guessed) / scale
 
 
-def neighbor_weights(queries, support, temperature, ratio, self_vote):
+def neighbor_weights(queries, support, temperature, ratio, self_vote, weights=None):
+    """Eq. (9); weights: of each support, where they are not alike."""
     u, s = len(queries), len(support)
     boost = ratio * u / s
+    weights = np.ones(s) if weights is None else weights
     to_support, to_unlabeled = np.zeros((u, s)), np.zeros((u, u))
     for i, z in enumerate(queries):
         for j, other in enumerate(support):
-            to_support[i, j] = boost * kernel(z, other, temperature)
+            to_support[i, j] = boost * weights[j] * kernel(z, other, temperature)
         for j, other in enumerate(queries):
             if self_vote or i != j:
                 to_unlabeled[i, j] = kernel(z, other, temperature)
@@ -88,20 +90,57 @@ def neighbor_weights(queries, support, temperature, ratio, self_vote):
     return to_support, to_unlabeled
 
 
+def class_weights(labels):
+    """Weight of each support by which all classes that have a label have the same one; their mean is 1."""
+    counts = [sum(label[y] for label in labels) for y in range(labels.shape[1])]
+    known = sum(1 for count in counts if count > 0)
+    return np.array([len(labels) / (known * counts[int(np.argmax(label))]) for label in labels])
+
+
 def in_domain_prior(queries, support, temperature):
     return np.array([max(math.exp((float(z @ o) - 1) / temperature) for o in support) for z in queries])
 
 
-def posterior(queries, support, labels, temperature, prior_temperature, ratio, self_vote):
-    """Eq. (12) by the explicit inverse, then the completion to sum one."""
-    to_support, to_unlabeled = neighbor_weights(queries, support, temperature, ratio, self_vote)
+def posterior_mass(queries, support, labels, temperature, prior_temperature, ratio, self_vote, weights=None):
+    """Eq. (12) by the explicit inverse."""
+    to_support, to_unlabeled = neighbor_weights(queries, support, temperature, ratio, self_vote, weights)
     prior = np.ones(len(queries))
     if prior_temperature is not None:
         prior = in_domain_prior(queries, support, prior_temperature)
     a, b = to_support * prior[:, None], to_unlabeled * prior[:, None]
-    q = np.linalg.inv(np.eye(len(b)) - b) @ a @ labels
+    return np.linalg.inv(np.eye(len(b)) - b) @ a @ labels
+
+
+def posterior(queries, support, labels, temperature, prior_temperature, ratio, self_vote, weights=None):
+    """The mass, then the completion to sum one."""
+    q = posterior_mass(queries, support, labels, temperature, prior_temperature, ratio, self_vote, weights)
     in_domain = q.sum(axis=1)
     return q + (1 - in_domain)[:, None] / labels.shape[1], in_domain
+
+
+def held_out_in_domain(points, support, classes, temperature, prior_temperature, ratio):
+    """In-domain posterior of each labeled point by a pool that is solved without its label.
+
+    classes: the class of each support. A class with a single label has nobody to judge it: it is left out.
+    """
+    found = []
+    for i, z in enumerate(support):
+        others = [j for j in range(len(support)) if j != i]
+        if classes[i] not in [classes[j] for j in others]:
+            continue
+        labels = np.array([[1.0 if classes[j] == y else 0.0 for y in sorted(set(classes))] for j in others])
+        known, weights = support[others], class_weights(labels)
+        q = posterior_mass(points, known, labels, temperature, prior_temperature, ratio, False, weights)
+        boost = ratio * len(points) / len(known)
+        inside = total = 0.0
+        for weight, other in zip(weights, known, strict=True):
+            vote = boost * weight * kernel(z, other, temperature)
+            inside, total = inside + vote, total + vote
+        for mass, other in zip(q, points, strict=True):
+            vote = kernel(z, other, temperature)
+            inside, total = inside + vote * mass.sum(), total + vote
+        found.append(in_domain_prior([z], known, prior_temperature)[0] * inside / total)
+    return np.array(found)
 
 
 def paws_loss(anchors, targets, sharpen_temperature, weights=None, entropy_weights=None):

@@ -52,6 +52,19 @@ def test_a_wrong_config_says_which_field_and_why(values, words):
         from_json(values)
 
 
+def test_a_long_value_is_cut_off_in_an_error():
+    with pytest.raises(ValueError, match=r"train\.steps must be int, got 'x{79}$"):
+        from_json({"train": {"steps": "x" * 10_000}})
+
+
+def test_configs_of_version_0_1_are_read():
+    config = from_json({"data": {"picture_size": 32}, "augment": {"grey": 0.25}})
+    assert config.data.image_size == 32
+    assert config.augment.grayscale == 0.25
+    with pytest.raises(ValueError, match=r"unknown field 'augment\.grey'"):
+        from_json({"augment": {"grey": 0.25, "grayscale": 0.5}})
+
+
 def test_files_are_named_in_errors(tmp_path):
     with pytest.raises(FileNotFoundError, match="no file at"):
         read_config(tmp_path / "config.json")

@@ -65,7 +65,7 @@ def run_worker(task, folder, processes):
 def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(tmp_path):
     """All methods, with and without classes of their own for each process, views, small crops."""
     one, two = (run_worker("steps", tmp_path, processes) for processes in (1, 2))
-    assert len(one) == 15
+    assert len(one) == 20
     for name, expected in one.items():
         found = two[name]
         # In float64, so that a fault cannot hide in rounding. In float32 the loss keeps its digits, but an
@@ -118,8 +118,10 @@ def settings(tmp_path):
     return config
 
 
-def train_with(processes, folder, out):
-    done = torchrun(processes, "-m", "ropaws", "train", folder / "config.json", "--out", out, check=False)
+def train_with(processes, folder, out, *options):
+    done = torchrun(
+        processes, "-m", "ropaws", "train", folder / "config.json", "--out", out, *options, check=False
+    )
     assert (out / "model.safetensors").exists(), done.stderr
     return done
 
@@ -128,36 +130,39 @@ def weights(run):
     return load_file(run / "model.safetensors")
 
 
-def test_a_run_of_two_processes_is_that_of_one(settings, tmp_path):
-    one = ropaws.train(settings, tmp_path / "one")
-    done = train_with(2, tmp_path, tmp_path / "two")
-    assert done.stdout.count("Trained:") == 1  # only one process speaks
+def assert_close_weights(one, other):
+    for name, value in weights(one).items():
+        if value.is_floating_point():
+            torch.testing.assert_close(weights(other)[name], value, atol=0.03, rtol=0, equal_nan=True)
+
+
+def assert_close_runs(one, two):
+    """A run of one process and one of two, six steps each: the same losses and weights but for rounding."""
     rows = [[json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            for run in (one, tmp_path / "two")]  # fmt: skip
+            for run in (one, two)]  # fmt: skip
     assert [row["step"] for row in rows[1]] == list(range(6))
     # The first loss is of the same weights; after that, rounding grows with every step of so small a run.
     assert rows[0][0]["loss"] == pytest.approx(rows[1][0]["loss"], abs=1e-4)
     for mine, theirs in zip(*rows, strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=0.02)
-    assert json.loads((tmp_path / "two" / "environment.json").read_text())["processes"] == 2
-    for name, value in weights(one).items():
-        if value.is_floating_point():
-            torch.testing.assert_close(
-                weights(tmp_path / "two")[name], value, atol=0.03, rtol=0, equal_nan=True
-            )
+    assert json.loads((two / "environment.json").read_text())["processes"] == 2
+    assert_close_weights(one, two)
 
 
-def test_a_run_may_go_on_with_another_number_of_processes(settings, tmp_path):
+def test_a_run_of_two_processes_is_that_of_one(settings, tmp_path):
+    one = ropaws.train(settings, tmp_path / "one")
+    done = train_with(2, tmp_path, tmp_path / "two")
+    assert done.stdout.count("Trained:") == 1  # only one process speaks
+    assert_close_runs(one, tmp_path / "two")
+
+
+def test_a_run_may_be_resumed_with_another_number_of_processes(settings, tmp_path):
     whole = ropaws.train(settings, tmp_path / "whole")
-    train_with(2, tmp_path, tmp_path / "part")
+    train_with(2, tmp_path, tmp_path / "part", "--no-report")
     # Back to the checkpoint before the last, as if it had been killed there.
     (tmp_path / "part" / "checkpoint.previous.pt").replace(tmp_path / "part" / "checkpoint.pt")
     ropaws.resume(tmp_path / "part")
-    for name, value in weights(whole).items():
-        if value.is_floating_point():
-            torch.testing.assert_close(
-                weights(tmp_path / "part")[name], value, atol=0.03, rtol=0, equal_nan=True
-            )
+    assert_close_weights(whole, tmp_path / "part")
 
 
 def test_sigterm_to_one_process_ends_all_with_a_checkpoint(settings, tmp_path):

@@ -425,7 +425,7 @@ def test_every_equation_is_tagged_once_and_in_order():
             lambda: eq.propagate(torch.ones(3, 2), torch.ones(3, 2), torch.ones(2, 2)),
             "to_unlabeled must have",
         ),
-        (lambda: eq.propagate(torch.ones(3, 2), torch.ones(3, 3), torch.ones(3, 2)), "one row a column"),
+        (lambda: eq.propagate(torch.ones(3, 2), torch.ones(3, 3), torch.ones(3, 2)), "one row per column"),
         (lambda: eq.paws_loss(torch.ones(1, 4, 3), torch.ones(2, 4, 3)), "anchors must have shape"),
         (lambda: eq.paws_loss(torch.ones(2, 4, 3), torch.ones(3, 4, 3)), "targets must have shape"),
         (

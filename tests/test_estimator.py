@@ -106,3 +106,13 @@ def test_names_may_be_mixed_with_unlabeled_rows_and_chance_may_be_of_any_kind():
 
 def test_it_is_a_public_name():
     assert ropaws.RoPAWSClassifier is RoPAWSClassifier
+
+
+def test_a_class_with_few_labels_keeps_its_say_with_and_without_unlabeled_rows():
+    random = np.random.default_rng(0)
+    points = random.normal(size=(12, 4)) * 0.3 + np.where(np.arange(12) < 11, 1, -1)[:, None]
+    labels = np.array([0] * 11 + [1])
+    queries = random.normal(size=(200, 4)) * 0.3 - 1
+    for rows, y in ((points, labels), (np.vstack([points, queries[:5]]), np.append(labels, [-1] * 5))):
+        model = RoPAWSClassifier(temperature=1.0, prior_temperature=None).fit(rows, y)
+        assert (model.predict(queries) == 1).mean() > 0.95

@@ -17,11 +17,13 @@ from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import SupportConfig, support_share
 from ropaws.distributed import Place
-from ropaws.methods import PAWS, RoPAWS, Supervised
+from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronize_norms
+from tests.methods.foreign import MemoryMethod
 
 CLASSES = 5  # two processes do not divide them
+POOL = 60
 METHODS = {
     "paws": PAWS(),
     "ropaws": RoPAWS(),
@@ -29,22 +31,26 @@ METHODS = {
     "ropaws-iterative": RoPAWS(solver="iterative", tolerance=1e-7),
     "ropaws-plain-density": RoPAWS(semi_supervised_density=False),
     "supervised": Supervised(),
+    "fine-tune": FineTune(),
+    "memory": MemoryMethod(sure=0.2),
 }
 
 
-def stream(*, unique, crops=2, views=2):
+def stream(method, *, unique=False, crops=2, views=2):
     random = torch.Generator().manual_seed(1)
-    images = torch.randint(0, 256, (60, 3, 24, 24), dtype=torch.uint8, generator=random)
+    images = torch.randint(0, 256, (POOL, 3, 24, 24), dtype=torch.uint8, generator=random)
     labeled = torch.arange(20)
     data = TrainingData(images, labeled, labeled % CLASSES, Normalization((0.5,) * 3, (0.25,) * 3))
     # Without equalize and solarize: they jump, and would make much of the last digit of a pixel.
     steady = {"solarize": 0.0, "equalize": 0.0, "grayscale": 0.3, "blur": 0.3}
     augment = AugmentConfig(size=24, small_crops=crops, small_size=16, **steady)
     support = SupportConfig(images_per_class=3, views=views, unique_classes_per_process=unique)
-    return BatchStream(data, augment, support, batch=24, seed=0)
+    return BatchStream(
+        data, method.views(augment), method.labeled_view(augment), support, batch=24, seed=0, size=24
+    )
 
 
-def model_of(prediction):
+def model_of(method, prediction):
     torch.manual_seed(0)
     config = ModelConfig(
         backbone="small-8",
@@ -52,37 +58,47 @@ def model_of(prediction):
         projection_dims=8,
         prediction_hidden=6 if prediction else None,
     )
-    return build_encoder(config, channels=3)
+    model = method.build(build_encoder(config, channels=3), classes=CLASSES, pool=POOL)
+    if isinstance(method, FineTune):
+        torch.nn.init.normal_(model.linear.weight)  # from zeros no gradient would reach the network
+    return model
 
 
 def own_rows(source, step, dtype):
-    """This process's rows of the views and supports of a step, all of which every process makes.
+    """This process's rows of the batch of a step, all of which every process makes.
 
     So the network sees the same numbers however many processes there are, to the last bit; that each
     process can make its own rows alone is the matter of test_samplers.
     """
     whole = replace(source, at=Place())
     pixels = whole.pixels(step)
-    mine = distributed.share(source.batch) if source.with_views else slice(None)
-    first, second, crops = whole.views(step, pixels)
-    views = [view[mine].to(dtype) for view in (first, second, *crops)]
-    images, labels, identity = whole.support_batch(step, pixels)
-    count = len(images) // source.support.views
+    mine = distributed.share(source.batch)
+    views = whole.unlabeled_views(step, pixels.unlabeled)
+    labeled = whole.support_batch(step, pixels.labeled)
+    count = len(labeled.images) // source.support.views
     chosen = support_share(count, source.support, source.at)
     rows = torch.cat([view * count + chosen for view in range(source.support.views)])
-    support = Support(images[rows].to(dtype), labels[rows].to(dtype), identity[rows])
-    return Views(views[0], views[1], tuple(views[2:])), support
+    images, labels, identity, classes = (value[rows] for value in labeled)
+    return Batch(
+        step,
+        steps=10,
+        views={role: view[mine].to(dtype) for role, view in views.items()},
+        pool_index=whole.chosen(step).unlabeled[mine],
+        labeled=Support(images.to(dtype), labels.to(dtype), identity, classes),
+    )
 
 
 def one_step(method, source, prediction=True, dtype=torch.float64):
-    """Loss, gradients and batch-norm statistics of a step, as the optimizer sees them."""
-    model = model_of(prediction).to(dtype)
+    """Loss, gradients, batch-norm statistics and other state of a step, as the optimizer sees them."""
+    model = model_of(method, prediction).to(dtype)
     synchronize_norms(model, torch.device("cpu"))
     model.train()
-    views, support = own_rows(source, 3, dtype)
-    losses = method.step(model, views, support)
+    batch = own_rows(source, 3, dtype)
+    losses = method.step(model, batch)
     losses.total.backward()
     distributed.mean_gradients(model.parameters())
+    with torch.no_grad():
+        method.after_step(model, batch)
     return {
         "loss": distributed.all_mean(losses.total.detach()),
         "gradients": {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
@@ -94,12 +110,15 @@ def steps():
     results = {}
     for unique in (False, True):
         for name, method in METHODS.items():
-            source = replace(stream(unique=unique), with_views=method.needs_unlabeled)
+            source = stream(method, unique=unique)
             results[f"{name}, {'unique' if unique else 'all'} classes"] = one_step(method, source)
-    plain = stream(unique=False, crops=0, views=1)
+    plain = stream(RoPAWS(), crops=0, views=1)
     results["one view, no crops"] = one_step(RoPAWS(), plain, prediction=False)
     for name in ("paws", "ropaws"):
-        results[f"{name}, float32"] = one_step(METHODS[name], stream(unique=True), dtype=torch.float32)
+        method = METHODS[name]
+        results[f"{name}, float32"] = one_step(method, stream(method, unique=True), dtype=torch.float32)
+    shuffled = SupportConfig(images_per_step=15, views=1)  # 8 rows and 7
+    results["fine-tune, shuffled"] = one_step(FineTune(), replace(stream(FineTune()), support=shuffled))
     return results
 
 

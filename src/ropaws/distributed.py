@@ -182,15 +182,21 @@ def _gather(rows: Tensor) -> tuple[Tensor, int]:
 
 @torch.no_grad()
 def mean_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average the gradients over the processes, in buckets: few large messages instead of many small."""
-    if place().size == 1:
+    """Average the gradients over the processes, in buckets: few large messages instead of many small.
+
+    A weight without a gradient in every process keeps none: with zeros, weight decay would change it.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if place().size == 1 or not trained:
         return
+    used = torch.tensor([float(parameter.grad is not None) for parameter in trained])
+    used = sum_constants(used.to(trained[0].device))
     bucket: list[Tensor] = []
-    for parameter in parameters:
-        if not parameter.requires_grad:  # a frozen part, or an average of the weights
+    for parameter, users in zip(trained, used.tolist(), strict=True):
+        if not users:
             continue
         if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)  # another process may have one
+            parameter.grad = torch.zeros_like(parameter)  # another process has one
         bucket.append(parameter.grad)
         if sum(gradient.nbytes for gradient in bucket) > BUCKET:
             _mean_in_place(bucket)

@@ -18,6 +18,7 @@ from ropaws.methods.propagation import VOTERS, Kernel, Voters, ask_voters, choos
 from ropaws.methods.soft_nn import (
     TYPICAL_PRIOR,
     LabeledEmbeddings,
+    class_probabilities,
     fitted_prior_temperature,
     leave_one_out,
     nearest_same_class,
@@ -31,21 +32,53 @@ BLOCK = 1024  # rows that are worked on at a time
 
 
 class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Semi-supervised classifier that knows what it does not know, for features of any kind.
+    """Open-set semi-supervised classifier on feature arrays.
 
-    y == -1 marks the unlabeled rows. Rows are scaled to unit length and compared by cosine; labels are
-    propagated through the unlabeled rows, and a row far from every label is taken for out-of-class
-    (Eq. (12) and (13) of the RoPAWS paper). Time grows with n x voters, memory does not grow with n x n.
+    Rows are scaled to unit length and compared by cosine. Labels are propagated through the unlabeled rows,
+    and a row far from every label counts as out-of-class: Eq. (12) and (13) of the RoPAWS paper. Time grows
+    with the number of rows times `voters`; no matrix of all pairs of rows is made.
 
-    temperature: of the similarity kernel; 'auto' takes the one at which the labeled rows best predict one
-    another (the networks of this package are trained with 0.1). prior_temperature: of the in-domain prior,
-    'auto' to take it from the distances among the labeled rows, None for no prior. label_ratio: weight r of
-    all labeled rows against all unlabeled ones. voters: unlabeled rows that vote, at most; None for all.
-    random_state: of the choice of voters.
+    Features that share a large common part, such as pixels, may do better if their mean is subtracted first.
 
-    Attributes: classes_, transduction_ (label of each row of X), temperature_, prior_temperature_,
-    n_features_in_. Among names, the number -1 in an array of objects marks an unlabeled row. Features that
-    share a large common part, such as pixels, do better with their mean taken off first.
+    Parameters
+    ----------
+    temperature : float or "auto", default="auto"
+        Temperature of the similarity kernel. "auto" takes the one at which the labeled rows best predict one
+        another. The networks of this package are trained with 0.1.
+    prior_temperature : float, "auto" or None, default="auto"
+        Temperature of the in-domain prior. "auto" takes it from the distances between labeled rows of the
+        same class. None switches the prior off.
+    label_ratio : float, default=5.0
+        Weight of all labeled rows together relative to all unlabeled ones.
+    voters : int or None, default=1024
+        Number of unlabeled rows that vote, at most. None lets all of them vote, in quadratic time.
+    random_state : int, RandomState instance or None, default=0
+        Controls the choice of the voters.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+        The classes in `y`, without -1.
+    transduction_ : ndarray of shape (n_samples,)
+        The label of each row of `X` after fitting; labeled rows keep theirs.
+    temperature_ : float
+        The temperature in use.
+    prior_temperature_ : float or None
+        The temperature of the prior in use.
+    n_features_in_ : int
+        Number of features seen during `fit`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ropaws import RoPAWSClassifier
+    >>> X = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [-1.0, -1.0]])
+    >>> y = np.array([0, -1, 1, -1, -1])
+    >>> model = RoPAWSClassifier(temperature=0.1, prior_temperature=0.1).fit(X, y)
+    >>> model.predict(X[:4]).tolist()
+    [0, 0, 1, 1]
+    >>> bool(model.in_domain(X)[4] < 0.01)  # far from every label
+    True
     """
 
     def __init__(
@@ -64,7 +97,21 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "RoPAWSClassifier":  # noqa: N803 - scikit-learn's name
-        """X (n, features), y (n,) class of each row, or -1."""
+        """Fit to labeled and unlabeled rows.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Features of all rows.
+        y : array-like of shape (n_samples,)
+            Class of each row, or -1 for unlabeled. If classes are strings, use an array of dtype object with
+            the number -1.
+
+        Returns
+        -------
+        RoPAWSClassifier
+            The fitted estimator.
+        """
         X, y = validate_data(self, X, y, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
         known = np.array([label != UNLABELED for label in y], bool)  # names among which there may be a -1
         if y.dtype.kind in "US" and (y == str(UNLABELED)).any():
@@ -96,16 +143,49 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """The most likely class of each row."""
+        """Predict the most likely class of each row.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+            A class for every row; `in_domain` says whether it belongs to any.
+        """
         winners = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[winners])
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Probability of each class; near uniform where a row looks out-of-class.   (n, classes)"""
+        """Predict the probability of each class; near uniform where a row looks out-of-class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_classes)
+            Rows sum to 1; columns are in the order of `classes_`.
+        """
         return eq.complete_posterior(self._mass(self._checked(X))).probs.double().numpy()
 
     def in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Probability of belonging to any known class.   (n,)"""
+        """Predict the probability of belonging to any known class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+            Low where a row is out-of-class.
+        """
         return eq.complete_posterior(self._mass(self._checked(X))).in_domain.double().numpy()
 
     def _checked(self, X: Any) -> Tensor:  # noqa: N803
@@ -151,7 +231,8 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """From the labels and the voters; without unlabeled rows, PAWS's prediction times the prior."""
         if self._voters is not None:
             return ask_voters(queries, self._support, self._labels, self._voters, self._kernel)
-        mass = eq.soft_nn(queries, self._support, self._labels, temperature=self.temperature_)
+        labeled = LabeledEmbeddings(self._support, self._labels.argmax(dim=1), len(self.classes_))
+        mass = class_probabilities(queries, labeled, temperature=self.temperature_)
         if self.prior_temperature_ is None:
             return mass
         prior = eq.in_domain_prior(queries, self._support, temperature=self.prior_temperature_)

@@ -9,7 +9,10 @@ from ropaws.report.tables import comparison_rows, mean_and_deviation
 
 @pytest.fixture(autouse=True)
 def few_points(monkeypatch):
+    """Most of the time of a short demo goes into maps of many points, and into SSKDE."""
     monkeypatch.setattr("ropaws.bench.demo.FIGURE_POINTS", 100)
+    monkeypatch.setattr("ropaws.analysis.gallery.POINTS", 100)
+    monkeypatch.setattr("ropaws.analysis.evaluate.SSKDE_POINTS", 100)
 
 
 def demo(out, *more):
@@ -58,7 +61,7 @@ def test_demo_writes_table_results_figure_and_page(tmp_path, capsys, monkeypatch
     assert "was trained with other settings" in capsys.readouterr().err
 
 
-def test_an_interrupted_demo_goes_on(tmp_path):
+def test_an_interrupted_demo_is_resumed(tmp_path):
     out = tmp_path / "demo"
     demo(out)
     whole = json.loads((out / "results.json").read_text())

@@ -1,10 +1,12 @@
 """The command line as a user meets it."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from ropaws import recipes
 from ropaws.cli.main import main
@@ -148,6 +150,16 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["train", "--recipe", "demo", "--method.temperature", "inf"], "method.temperature must be positive"),
         (["train", "--recipe", "demo", "--method.reweight-power", "inf"], "method.reweight_power must be"),
         (["train", "--recipe", "demo", "--optim.start", "nan"], "optim.start must be at least 0, got nan"),
+        (["train", "--recipe", "demo", "--data.image-size", "20000"], "data.image_size must be from 8 to"),
+        (["train", "--recipe", "demo", "--augment.size", "20000"], "augment.size must be from 1 to"),
+        (["train", "--recipe", "demo", "--backbone", "wrn-28-100000"], "a width of at most 256"),
+        (["train", "--recipe", "demo", "--backbone", "small-999999999"], "a width of at most 256"),
+        (["train", "--recipe", "demo", "--backbone", "wrn-1000-256"], "weights, more than 2,147,483,648"),
+        (["train", "--recipe", "demo", "--support.views", "1000000000"], "support.views must be at most"),
+        (
+            ["train", "--recipe", "demo", "--support.images-per-class", "1000000000"],
+            "support.images_per_class must be at most",
+        ),
         (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
         (["train", "--resume", "nowhere", "--train.steps", "3"], "takes no other option"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
@@ -164,6 +176,48 @@ def test_bad_input_gets_one_line_and_writes_nothing(arguments, words, capsys, tm
     monkeypatch.chdir(tmp_path)
     assert words in fails(capsys, *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF-8", "ascii"])
+def test_messages_do_not_depend_on_the_terminal(encoding, capsys, monkeypatch):
+    """The parser draws its boxes in the encoding of standard output."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+    assert fails(capsys, "demo", "--sedes", "2") == "ropaws: unknown option --sedes, did you mean --seeds?\n"
+    assert "invalid literal for int()" in fails(capsys, "demo", "--seeds", "x")
+    assert fails(capsys, "recipes", "demo", "stray") == "ropaws: stray argument 'stray'\n"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        MemoryError("Unable to allocate 8.00 GiB for an array with shape (1, 2)"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: 9 bytes"
+        ),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has 8 GiB"),
+    ],
+    ids=lambda error: str(error)[:12],
+)
+def test_too_little_memory_is_one_line(error, capsys, monkeypatch):
+    def full(arguments):
+        raise error
+
+    monkeypatch.setattr("ropaws.cli.demo.demo", full)
+    said = fails(capsys, "demo")
+    assert said.startswith("ropaws: not enough memory (")
+    assert "use smaller images, batches or networks" in said
+
+
+def test_a_fault_of_our_own_is_shown_in_full(monkeypatch):
+    """So that it can be reported."""
+
+    def faulty(arguments):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("ropaws.cli.demo.demo", faulty)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        main(["demo"])
 
 
 def test_a_corrupt_config_and_a_corrupt_data_file_are_named(capsys, tmp_path, base):

@@ -3,37 +3,47 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import ropaws
 from ropaws import equations as eq
-from ropaws.data.augment import Normalization
 from ropaws.evaluation.calibration import expected_calibration_error
-from ropaws.evaluation.features import embed
-from ropaws.evaluation.ood import detection, max_similarity
+from ropaws.evaluation.figures import evaluation_figures
+from ropaws.evaluation.ood import detection
 from ropaws.evaluation.projection import tsne
-from ropaws.evaluation.soft_nn import evaluate_soft_nn, predict_probs
-from ropaws.models import ModelConfig, build_encoder
+from ropaws.methods import PAWS
+from ropaws.methods.soft_nn import LabeledEmbeddings, class_probabilities, max_similarity
+from ropaws.runs.run import Run
+from tests import tiny
 
 
 def rows(n, seed):
     return F.normalize(torch.randn(n, 4, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def test_predictions_do_not_depend_on_the_block_size():
-    labels = torch.tensor([0, 1, 2, 2, 1, 0])
-    whole = predict_probs(rows(20, 0), rows(6, 1), labels, classes=3, temperature=0.1)
-    blocks = predict_probs(rows(20, 0), rows(6, 1), labels, classes=3, temperature=0.1, batch=3)
+def test_predictions_do_not_depend_on_the_block_size(monkeypatch):
+    support = LabeledEmbeddings(rows(6, 1), torch.tensor([0, 1, 2, 2, 1, 0]), 3)
+    whole = class_probabilities(rows(20, 0), support, temperature=0.1)
+    monkeypatch.setattr("ropaws.methods.soft_nn.BLOCK", 3)
+    blocks = class_probabilities(rows(20, 0), support, temperature=0.1)
     torch.testing.assert_close(whole, blocks)
-    torch.testing.assert_close(whole, eq.soft_nn(rows(20, 0), rows(6, 1), F.one_hot(labels, 3).float()))
+    torch.testing.assert_close(
+        whole, eq.soft_nn(rows(20, 0), rows(6, 1), F.one_hot(support.labels, 3).float())
+    )
 
 
 def test_a_class_is_not_likelier_for_having_more_labels():
     """Bayes' rule on class densities, each the mean over the labels of its class; one has no label."""
     labels = torch.tensor([0, 1, 2, 2, 2])
     queries, support = rows(20, 0), rows(5, 1)
-    found = predict_probs(queries, support, labels, classes=4, temperature=0.1)
+    found = class_probabilities(queries, LabeledEmbeddings(support, labels, 4), temperature=0.1)
     kernel = (queries @ support.T / 0.1).exp()
     densities = torch.stack([kernel[:, labels == c].mean(dim=1) for c in range(3)], dim=1)
     torch.testing.assert_close(found[:, :3], densities / densities.sum(dim=1, keepdim=True))
     assert (found[:, 3] == 0).all()
+
+
+def classified(queries, support, labels):
+    """What the soft nearest-neighbor classifier says of embeddings."""
+    return PAWS(temperature=0.1).classify(queries, LabeledEmbeddings(support, labels, 2))
 
 
 def test_figures_of_a_case_worked_by_hand():
@@ -42,7 +52,7 @@ def test_figures_of_a_case_worked_by_hand():
     between = F.normalize(torch.tensor([[1.0, 1.0, 5.0]]), dim=1)
     queries = torch.cat([support, support[:1], between, between])
     truth = torch.tensor([0, 1, 1, -1, -1])
-    results = evaluate_soft_nn(queries, truth, support, labels, classes=2, temperature=0.1)
+    results = evaluation_figures(classified(queries, support, labels), truth)
     sure = 1 / (1 + np.exp(-10))
     assert results["accuracy"] == pytest.approx(2 / 3)
     assert results["confidence_in"] == pytest.approx(sure)
@@ -73,23 +83,38 @@ def test_auroc_counts_pairs_and_keeps_close_scores_apart():
     assert detection(near, torch.tensor([True] * 5 + [False] * 5)).auroc == 1.0
 
 
-def test_max_similarity_is_that_of_the_nearest_support():
+def test_detection_knows_ranks_only():
+    random = np.random.default_rng(0)
+    scores = torch.tensor(random.normal(0.5, 0.3, 200))
+    in_class = torch.tensor(random.random(200) < 0.5)
+    found = detection(scores, in_class)
+    assert detection(1e6 * scores - 5, in_class) == found
+    assert detection(scores.exp(), in_class) == found
+    assert detection(torch.zeros(200), in_class).auroc == 0.5
+
+
+def test_max_similarity_is_that_of_the_nearest_support(monkeypatch):
     queries, support = rows(7, 0), rows(5, 1)
     expected = torch.stack([(support @ q).max() for q in queries])
-    torch.testing.assert_close(max_similarity(queries, support, batch=2), expected)
+    monkeypatch.setattr("ropaws.methods.soft_nn.BLOCK", 2)
+    torch.testing.assert_close(max_similarity(queries, support), expected)
 
 
-def test_embeddings_do_not_depend_on_the_batch_and_leave_the_mode_alone():
-    torch.manual_seed(0)
-    model = build_encoder(ModelConfig(backbone="small", projection_dims=8), channels=1).train()
-    images = torch.randint(0, 256, (9, 1, 20, 16), dtype=torch.uint8)
-    normalize = Normalization((0.5,), (0.25,))
-    whole = embed(model, images, size=16, normalize=normalize)
-    parts = embed(model, images, size=16, normalize=normalize, batch=4)
-    torch.testing.assert_close(whole, parts)
+def test_embeddings_do_not_depend_on_the_batch(tmp_path, monkeypatch):
+    data = tiny.write_data(tmp_path / "data.npz")
+    run = Run(ropaws.train(tiny.config(data, steps=2), tmp_path / "run"))
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (9, 1, 20, 16), dtype=torch.uint8, generator=random)
+    whole, outputs = run.embed(images), run.outputs(images)
+    monkeypatch.setattr("ropaws.runs.run.BATCH", 4)
+    torch.testing.assert_close(run.embed(images), whole)
+    # Temperatures as low as 0.01 multiply rounding errors of the embedding.
+    torch.testing.assert_close(run.outputs(images), outputs, atol=1e-4, rtol=0)
+    torch.testing.assert_close(outputs.embedding, whole)
     torch.testing.assert_close(whole.norm(dim=1), torch.ones(9))
-    assert model.training
-    assert len(embed(model, images[:0], size=16, normalize=normalize)) == 0
+    assert not run.model.training
+    for nothing in (run.embed(images[:0]), *run.outputs(images[:0])):
+        assert len(nothing) == 0
 
 
 def test_tsne_separates_two_far_groups():
@@ -103,7 +128,6 @@ def test_tsne_separates_two_far_groups():
 
 
 def test_without_in_class_test_images_there_is_nothing_to_say():
+    outputs = classified(rows(2, 0), rows(2, 1), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="no in-class test image"):
-        evaluate_soft_nn(
-            rows(2, 0), torch.tensor([-1, -1]), rows(2, 1), torch.tensor([0, 1]), classes=2, temperature=0.1
-        )
+        evaluation_figures(outputs, torch.tensor([-1, -1]))

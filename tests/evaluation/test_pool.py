@@ -1,23 +1,19 @@
-"""Analyses on arrays: pools in blocks, and what is read from them."""
+"""Analyses on arrays."""
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ropaws import equations as eq
-from ropaws.evaluation import propagation
 from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
 from ropaws.evaluation.calibration import expected_calibration_error, reliability
 from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
-from ropaws.evaluation.label_errors import doubtful_labels
-from ropaws.evaluation.neighbors import leave_one_out, nearest
+from ropaws.evaluation.label_errors import suspected_label_errors
+from ropaws.evaluation.neighbors import nearest
 from ropaws.evaluation.ood import detection
 from ropaws.evaluation.sskde import fit_sskde
 from ropaws.evaluation.suggestions import suggest
-from ropaws.methods.propagation import Kernel, ask_voters, choose_voters, pool_posterior, solve_voters
+from ropaws.methods.soft_nn import LabeledEmbeddings, leave_one_out
 from tests.oracles import leave_one_out as slow_leave_one_out
 from tests.oracles import sskde as slow_sskde
 
@@ -35,141 +31,6 @@ def blobs(per_class, classes, seed, *, spread=0.15, d=16):
     return F.normalize(centers[labels] + noise, dim=1), labels
 
 
-KERNEL = Kernel(temperature=0.1, prior_temperature=0.3, label_ratio=5.0)
-SUPPORT, LABELS = rows(9, 1), F.one_hot(torch.arange(9) % 3, 3).double()
-
-
-@pytest.mark.parametrize("self_vote", [False, True])
-@pytest.mark.parametrize("prior", [None, 0.3])
-@pytest.mark.parametrize("iterations", [1, 2, 7, None])
-def test_a_pool_of_voters_is_the_closed_form(self_vote, prior, iterations):
-    kernel = Kernel(temperature=0.1, prior_temperature=prior, label_ratio=5.0, self_vote=self_vote)
-    points = rows(40, 2)
-    found = pool_posterior(points, SUPPORT, LABELS, kernel, iterations=iterations, tolerance=1e-12)
-    expected = eq.ropaws_posterior(
-        points,
-        SUPPORT,
-        LABELS,
-        temperature=0.1,
-        prior_temperature=prior,
-        label_ratio=5.0,
-        self_vote=self_vote,
-        iterations=iterations,
-    )
-    torch.testing.assert_close(found.probs, expected.probs)
-    torch.testing.assert_close(found.in_domain, expected.in_domain)
-
-
-@pytest.mark.parametrize("temperature", [0.05, 0.1])
-@pytest.mark.parametrize("prior", [None, 0.1, 1.0])
-def test_the_fixed_point_is_met_with_the_default_tolerance(temperature, prior):
-    """Also where two of four clusters have no label, and without a prior hardly hear of the others'."""
-    points, cluster = blobs(30, 4, seed=9, spread=0.05)
-    points = points.double()
-    support = points[[0, 1, 30, 31]]
-    labels = F.one_hot(cluster[[0, 1, 30, 31]], 2).double()
-    kernel = Kernel(temperature=temperature, prior_temperature=prior)
-    found = pool_posterior(points, support, labels, kernel)
-    expected = eq.ropaws_posterior(points, support, labels, temperature=temperature, prior_temperature=prior)
-    torch.testing.assert_close(found.probs, expected.probs, atol=2e-4, rtol=0)
-    torch.testing.assert_close(found.in_domain, expected.in_domain, atol=3e-4, rtol=0)
-
-
-def test_blocks_change_nothing_and_are_as_small_as_the_memory(monkeypatch):
-    points = rows(200, 2)
-    whole = pool_posterior(points, SUPPORT, LABELS, KERNEL)
-    sizes = []
-    real = eq.neighbor_weights
-
-    def watched(*args, **kwargs):
-        votes = real(*args, **kwargs)
-        sizes.append(len(votes[0]))
-        return votes
-
-    monkeypatch.setattr(propagation.eq, "neighbor_weights", watched)
-    few = pool_posterior(points, SUPPORT, LABELS, KERNEL, memory=16 * 209 * 20)
-    torch.testing.assert_close(whole.probs, few.probs)
-    assert max(sizes) == 20
-    assert len(sizes) > 20  # votes do not fit and are computed anew each time
-
-
-def test_points_that_do_not_vote_ask_those_that_do():
-    """Against the formula for one query, written out."""
-    points = rows(30, 3)
-    voters = solve_voters(points[:20], SUPPORT, LABELS, KERNEL, tolerance=1e-12)
-    found = ask_voters(points[20:], SUPPORT, LABELS, voters, KERNEL)
-    closed = eq.propagate(
-        *(
-            eq.in_domain_prior(points[:20], SUPPORT, temperature=0.3)[:, None] * votes
-            for votes in eq.neighbor_weights(points[:20], SUPPORT, temperature=0.1, label_ratio=5.0)
-        ),
-        LABELS,
-    )
-    for query, mass in zip(points[20:].numpy(), found.numpy(), strict=True):
-        kernel_l = [5 * 20 / 9 * np.exp(query @ z / 0.1) for z in SUPPORT.numpy()]
-        kernel_u = [np.exp(query @ z / 0.1) for z in points[:20].numpy()]
-        total = sum(kernel_l) + sum(kernel_u)
-        expected = sum(k * p for k, p in zip(kernel_l, LABELS.numpy(), strict=True))
-        expected = expected + sum(k * q for k, q in zip(kernel_u, closed.numpy(), strict=True))
-        prior = max(np.exp((query @ z - 1) / 0.3) for z in SUPPORT.numpy())
-        np.testing.assert_allclose(mass, prior * expected / total, rtol=1e-7)
-
-
-def test_few_voters_estimate_what_all_say():
-    points, truth = blobs(200, 4, seed=0)
-    support, labels = points[::50], F.one_hot(truth[::50], 4).float()
-    everyone = pool_posterior(points, support, labels, KERNEL, voters=None)
-    some = pool_posterior(points, support, labels, KERNEL, voters=200)
-    assert (some.probs - everyone.probs).abs().mean() < 0.02
-    assert (some.probs.argmax(1) == truth).float().mean() > 0.99
-    assert not torch.equal(some.probs, everyone.probs)
-
-
-def test_a_voter_has_no_say_on_itself_when_others_ask_it():
-    points = rows(60, 10)
-    chosen = choose_voters(60, 25, seed=4)
-    found = pool_posterior(points, SUPPORT, LABELS, KERNEL, voters=25, seed=4)
-    solved = solve_voters(points[chosen], SUPPORT, LABELS, KERNEL)
-    torch.testing.assert_close(found.probs[chosen], eq.complete_posterior(solved.mass).probs)
-    asked = eq.complete_posterior(ask_voters(points[chosen], SUPPORT, LABELS, solved, KERNEL)).probs
-    assert (asked - found.probs[chosen]).abs().max() > 1e-3  # it would make a difference
-
-
-def test_iteration_stops_where_the_rest_of_the_way_is_short_not_where_a_step_is(monkeypatch):
-    monkeypatch.setattr(propagation, "SOLVED", 0)
-    points, cluster = blobs(30, 4, seed=9, spread=0.05)
-    points, tolerance = points.double(), 1e-2
-    support, labels = points[[0, 30]], F.one_hot(cluster[[0, 30]], 2).double()
-    kernel = Kernel(temperature=0.2, prior_temperature=None, label_ratio=0.2)
-    found = solve_voters(points, support, labels, kernel, tolerance=tolerance).mass
-    exact = solve_voters(points, support, labels, kernel, tolerance=1e-12, most=100_000).mass
-    assert (found - exact).abs().max() <= tolerance
-
-
-def test_voters_are_drawn_from_the_seed_and_bounded():
-    assert torch.equal(choose_voters(5, None), torch.arange(5))
-    assert torch.equal(choose_voters(5, 9), torch.arange(5))
-    drawn = choose_voters(1000, 100, seed=3)
-    assert torch.equal(drawn, choose_voters(1000, 100, seed=3))
-    assert len(drawn.unique()) == 100
-    assert torch.equal(drawn, drawn.sort().values)
-    with pytest.raises(ValueError, match="voters must be None"):
-        choose_voters(5, 0)
-    with pytest.raises(ValueError, match="iterations must be None"):
-        solve_voters(rows(3, 0), SUPPORT, LABELS, KERNEL, iterations=0)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 30), st.integers(1, 5), st.integers(0, 99), st.sampled_from([0.02, 0.1, 1.0]))
-def test_posteriors_are_probabilities_whatever_comes_in(n, supports, seed, temperature):
-    kernel = Kernel(temperature=temperature, prior_temperature=temperature)
-    labels = F.one_hot(torch.arange(supports) % 2, 2).float()
-    points, support = rows(n, seed, dtype=torch.float32), rows(supports, seed + 1, dtype=torch.float32)
-    found = pool_posterior(points, support, labels, kernel, voters=max(1, n // 2))
-    torch.testing.assert_close(found.probs.sum(dim=1), torch.ones(n))
-    assert ((found.in_domain > 0) & (found.in_domain <= 1)).all()
-
-
 def test_nearest_neighbors_in_blocks(monkeypatch):
     queries, points = rows(17, 4), rows(11, 5)
     whole = nearest(queries, points, 3)
@@ -185,37 +46,40 @@ def test_leave_one_out_is_the_loop_over_the_others(monkeypatch):
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     support = rows(7, 6)
     expected = slow_leave_one_out(support.numpy(), labels.tolist(), 3, 0.1)
-    np.testing.assert_allclose(leave_one_out(support, labels, classes=3, temperature=0.1), expected)
-    monkeypatch.setattr("ropaws.evaluation.neighbors.BLOCK_BYTES", 60)
-    np.testing.assert_allclose(leave_one_out(support, labels, classes=3, temperature=0.1), expected)
+    known = LabeledEmbeddings(support, labels, 3)
+    np.testing.assert_allclose(leave_one_out(known, temperature=0.1), expected)
+    monkeypatch.setattr("ropaws.methods.soft_nn.BLOCK_BYTES", 60)
+    np.testing.assert_allclose(leave_one_out(known, temperature=0.1), expected)
     with pytest.raises(ValueError, match="at least 2"):
-        leave_one_out(support[:1], labels[:1], classes=3, temperature=0.1)
+        leave_one_out(LabeledEmbeddings(support[:1], labels[:1], 3), temperature=0.1)
+
+
+def errors(points, labels, classes):
+    return suspected_label_errors(LabeledEmbeddings(points, labels, classes), temperature=0.1)
 
 
 def test_flipped_labels_are_found_and_ranked_first():
     points, labels = blobs(20, 5, seed=1)
-    assert doubtful_labels(points, labels, classes=5, temperature=0.1) == []
+    assert errors(points, labels, 5) == []
     flipped = torch.tensor([3, 27, 55, 99])
     wrong = labels.clone()
     wrong[flipped] = (labels[flipped] + 1) % 5
-    doubts = doubtful_labels(points, wrong, classes=5, temperature=0.1)
-    assert {doubt.position for doubt in doubts} == set(flipped.tolist())
-    for doubt in doubts:
-        assert doubt.label == wrong[doubt.position]
-        assert doubt.suspected == labels[doubt.position]
-        assert doubt.other > 0.5 > doubt.own
-    gaps = [doubt.other - doubt.own for doubt in doubts]
+    found = errors(points, wrong, 5)
+    assert {error.position for error in found} == set(flipped.tolist())
+    for error in found:
+        assert error.label == wrong[error.position]
+        assert error.suspected == labels[error.position]
+        assert error.other > 0.5 > error.own
+    gaps = [error.other - error.own for error in found]
     assert gaps == sorted(gaps, reverse=True)
 
 
-def test_a_lone_label_is_not_doubted():
+def test_a_lone_label_is_not_suspected():
     points, labels = blobs(5, 2, seed=2)
     lone = torch.tensor([2])
-    doubts = doubtful_labels(
-        torch.cat([points, points[:1]]), torch.cat([labels, lone]), classes=3, temperature=0.1
-    )
-    assert 10 not in {doubt.position for doubt in doubts}
-    assert doubtful_labels(points[:1], labels[:1], classes=2, temperature=0.1) == []
+    found = errors(torch.cat([points, points[:1]]), torch.cat([labels, lone]), 3)
+    assert 10 not in {error.position for error in found}
+    assert errors(points[:1], labels[:1], 2) == []
 
 
 def test_sskde_is_the_loop():

@@ -107,6 +107,19 @@ def test_bf16_answers_in_float32_close_to_float32():
     assert (half * exact).sum(dim=1).min() > 0.99
 
 
+def test_features_are_the_backbones_for_heads_of_a_methods_own():
+    torch.manual_seed(0)
+    model = build_encoder(ModelConfig(backbone="small"), channels=1).eval()
+    images = torch.rand(4, 1, 16, 16)
+    exact = model.features(images)
+    torch.testing.assert_close(exact, model.backbone(images))
+    assert exact.shape == (4, model.feature_dims) == (4, model.projection[0].in_features)
+    model.autocast = torch.bfloat16
+    half = model.features(images)
+    assert half.dtype == torch.float32
+    assert not torch.equal(half, exact)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

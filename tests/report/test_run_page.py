@@ -211,7 +211,7 @@ def test_a_verdict_does_not_boast_of_what_was_not_told_apart(run):
     evaluation = json.loads((run / "evaluation.json").read_text())
     for auroc, warns in ((0.48, True), (0.9, False)):
         (run / "evaluation.json").write_text(json.dumps({**evaluation, "auroc": auroc}))
-        assert ("hardly told apart (AUROC 48%)" in write_report(run).read_text()) == warns
+        assert ("hardly separated (AUROC 48%)" in write_report(run).read_text()) == warns
 
 
 def test_suspected_errors_of_labels_that_predict_nothing_are_not_shown(run):
@@ -291,7 +291,7 @@ def test_compare_prints_and_writes_a_page(several, tmp_path, capsys):
     main([*arguments, "--out", str(tmp_path / "all.html")])
     assert "ropaws, temperature" in capsys.readouterr().out.replace("\n", " ")
     page = parsed(tmp_path / "all.html")
-    assert {"What differs", "Accuracy of each class", "Runs"} <= set(page.headings)
+    assert {"What differs", "Accuracy per class", "Runs"} <= set(page.headings)
     main([*arguments, "--json"])
     assert len(json.loads(capsys.readouterr().out)) == 3
 

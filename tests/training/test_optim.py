@@ -1,12 +1,18 @@
 """Learning rates, LARS and SGD, and the optimizer settings that a method brings."""
 
+import dataclasses
+import math
+
 import pytest
 import torch
 from torch import nn
 
+from ropaws.config import RunConfig, with_method
+from ropaws.methods import PAWS, FineTune
 from ropaws.models import ModelConfig, build_encoder
-from ropaws.training.optim import LARS, OptimConfig
-from ropaws.training.schedules import warmup_cosine
+from ropaws.training.optim import LARS, OptimConfig, build_optimizer, learning_rate
+from ropaws.training.schedules import fixmatch_cosine, warmup_cosine
+from tests.methods.foreign import MemoryMethod
 
 
 def test_schedule_goes_up_straight_and_down_on_a_cosine():
@@ -77,3 +83,80 @@ def test_lars_moves_a_zero_weight():
 def test_bad_optimizer_settings_are_named(settings):
     with pytest.raises(ValueError, match=rf"optim\.{next(iter(settings))} must be"):
         OptimConfig(**settings)
+
+
+def test_the_schedule_of_fixmatch_ends_near_a_fifth_of_the_peak():
+    rates = [fixmatch_cosine(step, peak=0.03, total=1000) for step in range(1000)]
+    assert rates[0] == 0.03
+    assert rates[500] == pytest.approx(0.03 * math.cos(7 * math.pi / 32))
+    assert rates[-1] == pytest.approx(0.03 * math.cos(7 * math.pi / 16), rel=0.01)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_settings_choose_the_schedule():
+    plain = OptimConfig(peak=2.0, start=1.0, end=0.1, warmup=5)
+    for step in (0, 3, 5, 19):
+        expected = warmup_cosine(step, peak=2.0, start=1.0, end=0.1, warmup=5, total=20)
+        assert learning_rate(plain, 20)(step) == expected
+        other = learning_rate(dataclasses.replace(plain, schedule="fixmatch"), 20)
+        assert other(step) == fixmatch_cosine(step, peak=2.0, total=20)  # no warm-up, no end
+
+
+class Layers(nn.Module):
+    """A matrix, two vectors, and a part that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.tensor([[3.0, 4.0]]))
+        self.bias = nn.Parameter(torch.tensor([1.0]))
+        self.norm = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+
+def test_sgd_has_nesterov_momentum_and_no_decay_on_vectors():
+    model = Layers()
+    optimizer = build_optimizer(model, OptimConfig(name="sgd", momentum=0.9, weight_decay=0.1))
+    assert isinstance(optimizer, torch.optim.SGD)
+    weights = {"matrix": model.matrix, "bias": model.bias, "norm": model.norm}
+    expected = {name: weight.detach().clone() for name, weight in weights.items()}
+    velocity = {name: torch.zeros_like(weight) for name, weight in expected.items()}
+    for step in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5
+        for name, weight in weights.items():
+            weight.grad = torch.full_like(weight, 0.2 + step)
+            gradient = weight.grad + (0.1 * expected[name] if name == "matrix" else 0)
+            velocity[name] = 0.9 * velocity[name] + gradient
+            expected[name] = expected[name] - 0.5 * (gradient + 0.9 * velocity[name])
+        optimizer.step()
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight.detach(), expected[name])
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd"])
+def test_frozen_weights_are_left_out(name):
+    model = Layers()
+    optimizer = build_optimizer(model, OptimConfig(name=name))
+    found = [weight for group in optimizer.param_groups for weight in group["params"]]
+    assert {id(weight) for weight in found} == {id(model.matrix), id(model.bias), id(model.norm)}
+    assert len(found) == 3
+
+
+def test_without_momentum_sgd_is_plain():
+    model = Layers()
+    optimizer = build_optimizer(model, OptimConfig(name="sgd", momentum=0.0, start=0.1, weight_decay=0.0))
+    model.matrix.grad = torch.ones(1, 2)
+    optimizer.step()
+    torch.testing.assert_close(model.matrix.detach(), torch.tensor([[2.9, 3.9]]))
+
+
+def test_a_method_brings_the_settings_of_its_optimizer():
+    base = RunConfig(optim=OptimConfig(peak=1.6, weight_decay=0.5))
+    for method in (FineTune(), MemoryMethod()):
+        found = with_method(base, method)
+        assert found.method == method
+        # Beside its own, the defaults: those of the recipe were chosen for another optimizer.
+        assert found.optim == OptimConfig(**method.optim)
+        assert found.optim.name == "sgd"
+        assert dataclasses.replace(found, method=base.method, optim=base.optim) == base
+    assert with_method(base, PAWS()).optim == base.optim

@@ -35,7 +35,7 @@ def data(tmp_path):
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "ropaws", "train", *map(str, arguments)]
+    return [sys.executable, "-m", "ropaws", "train", *map(str, arguments), "--no-report"]
 
 
 def losses(run):
@@ -258,7 +258,7 @@ def test_large_scale_recipes_in_miniature(tmp_path, recipe):
         torch.save(weights, tmp_path / "swav.pth.tar")
         config = replace(config, model=replace(config.model, init=tmp_path / "swav.pth.tar"))
     write_json(tmp_path / "config.json", to_json(config))
-    train_with(2, tmp_path, tmp_path / "run")
+    train_with(2, tmp_path, tmp_path / "run", "--no-report")
     assert np.isfinite(losses(tmp_path / "run")).all()
     assert len(losses(tmp_path / "run")) == 3
     os.environ.pop("RANK", None)

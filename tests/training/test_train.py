@@ -96,9 +96,7 @@ def test_a_network_that_tells_nothing_apart_is_said_to(data, tmp_path, capsys, m
     for points, warned in ((point.expand(64, 16), True), (spread, False)):
         monkeypatch.setattr(Run, "embed", lambda self, images, indices, rows=points: rows[: len(indices)])
         ropaws.train(tiny.config(data, steps=1), tmp_path / str(warned))
-        assert (
-            "hardly separates the labeled images" in capsys.readouterr().err.replace("\n", " ")
-        ) == warned
+        assert ("hardly separates the labeled images" in capsys.readouterr().err.replace("\n", " ")) == warned
 
 
 def test_a_seed_repeats_a_run_and_another_one_does_not(data, tmp_path, tiny_run):

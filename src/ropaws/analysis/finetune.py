@@ -45,7 +45,13 @@ class Setting:
 
 
 class Tried(TypedDict):
-    """A setting, and its accuracy on held-out labeled images."""
+    """A setting, and its accuracy on held-out labeled images.
+
+    Attributes:
+        rate: Learning rate.
+        epochs: Number of epochs.
+        held_out_accuracy: Accuracy on the held-out fifth of the labeled images.
+    """
 
     rate: float
     epochs: int
@@ -53,7 +59,12 @@ class Tried(TypedDict):
 
 
 class FineTuned(Evaluation, total=False):
-    """The content of finetune.json or linear.json: the chosen setting, the sweep, figures on test images."""
+    """The content of finetune.json or linear.json: figures on test images as in Evaluation, and the sweep.
+
+    Attributes:
+        chosen: Learning rate, epochs, batch and kind of the setting that was used.
+        sweep: All settings that were tried.
+    """
 
     chosen: dict[str, float]
     sweep: list[Tried]

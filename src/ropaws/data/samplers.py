@@ -9,6 +9,8 @@ from torch import Tensor
 from ropaws.data.randomness import LABELED_ORDER, POOL_ORDER, SUPPORT, generator
 from ropaws.distributed import Place, share
 
+MOST_IMAGES, MOST_VIEWS = 100_000, 1000  # of a class per batch, of an image: no memory suffices for more
+
 
 @dataclass(frozen=True, kw_only=True)
 class SupportConfig:
@@ -30,6 +32,9 @@ class SupportConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"support.{name} must be at least 1, got {value}")
+        for name, most in (("images_per_class", MOST_IMAGES), ("views", MOST_VIEWS)):
+            if (value := getattr(self, name)) > most:
+                raise ValueError(f"support.{name} must be at most {most}, got {value}")
 
 
 def unlabeled_indices(step: int, *, batch: int, pool: int, seed: int) -> Tensor:

@@ -29,6 +29,7 @@ __all__ = [
 
 PRETRAINED = Path("pretrained")
 MOST_DEPTH, MOST_WIDTH, MOST_DIMS = 1000, 256, 1 << 16  # beyond these no memory suffices
+MOST_WEIGHTS = 1 << 31  # 8 GB, and twice as much again for gradients and momentum
 
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
@@ -93,15 +94,31 @@ def backbone_builder(name: str) -> Callable[[int], nn.Module]:
 
 
 def build_encoder(config: ModelConfig, *, channels: int, autocast: torch.dtype | None = None) -> Encoder:
-    """A new network with random weights from torch's global generator."""
+    """A new network with random weights from torch's global generator.
+
+    Raises:
+        ValueError: It would have more than MOST_WEIGHTS weights.
+    """
+    if not config.backbone.startswith(TIMM):
+        with torch.device("meta"):  # takes no memory
+            weights = sum(weight.numel() for weight in _assemble(config, channels, autocast).parameters())
+        if weights > MOST_WEIGHTS:
+            raise ValueError(
+                f"backbone {config.backbone} with projection_hidden={config.projection_hidden} has {weights:,}"
+                f" weights, more than {MOST_WEIGHTS:,}; choose a smaller network"
+            )
+    encoder = _assemble(config, channels, autocast)
+    return encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _assemble(config: ModelConfig, channels: int, autocast: torch.dtype | None) -> Encoder:
     backbone = backbone_builder(config.backbone)(channels)
     features = int(backbone.features)  # type: ignore[arg-type]
     projection = projection_head(features, config.projection_hidden, config.projection_dims)
     prediction: nn.Module = nn.Identity()
     if config.prediction_hidden is not None:
         prediction = prediction_head(config.projection_dims, config.prediction_hidden)
-    encoder = Encoder(backbone, projection, prediction, autocast=autocast)
-    return encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return Encoder(backbone, projection, prediction, autocast=autocast)
 
 
 def load_init(

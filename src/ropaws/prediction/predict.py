@@ -81,6 +81,9 @@ class Predictor:
             return Verdicts(outputs, self.last_threshold)
         support, kernel = self.run.support, self.run.kernel
         posterior = pool_posterior(outputs.embedding, support.embeddings, support.one_hot, kernel, keys=keys)
+        if kernel.prior_temperature is None:  # the posterior is 1 everywhere: it cannot tell who is in-class
+            self.last_threshold = self.run.threshold if self.threshold is None else self.threshold
+            return Verdicts(outputs._replace(probs=posterior.probs), self.last_threshold)
         threshold = self.threshold
         if threshold is None:  # of the score in use: the posterior, each labeled image judged without itself
             threshold = kept_quantile(

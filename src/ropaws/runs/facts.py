@@ -26,7 +26,16 @@ MOST_CLASSES = 100_000
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a run was trained on."""
+    """What a run was trained on.
+
+    Attributes:
+        class_names: The known classes.
+        split: Indices of the labeled images among the training images, and their classes.
+        normalize: Mean and standard deviation per channel.
+        digest: Fingerprint of the training images.
+        labeled_names: Files of the labeled images, where they are files.
+        images: Number of training images; 0 in runs of 0.1.0.
+    """
 
     class_names: tuple[str, ...]
     split: Labeled

@@ -70,6 +70,10 @@ class Run:
         console: Where progress and warnings go; standard error by default.
         corpus: The images of the run, if they are in memory already.
 
+    Attributes:
+        path: The run folder.
+        config: All settings of the run.
+
     Raises:
         FileNotFoundError: The path is not a run folder.
         ValueError: A setting is wrong, or config.json is damaged.
@@ -106,6 +110,7 @@ class Run:
 
     @property
     def method(self) -> Method:
+        """The method of the run, with its settings."""
         return self.config.method
 
     @cached_property
@@ -115,6 +120,7 @@ class Run:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """The known classes, in the order of all probabilities."""
         return self.facts.class_names
 
     @cached_property

@@ -435,5 +435,5 @@ def test_opencos_mixes_are_thinned_out(tmp_path, monkeypatch):
 
 def test_a_mix_cannot_join_another(tmp_path):
     write_cifar10(tmp_path)
-    with pytest.raises(ValueError, match="is a mix; name the datasets"):
+    with pytest.raises(ValueError, match="is a mix; name its datasets"):
         load(tmp_path, "cifar10", extra=("cifar100+svhn",))
