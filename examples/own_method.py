@@ -1,51 +1,44 @@
-"""A method of your own: FixMatch, complete, in one small class below `ropaws.Method`.
+"""A method of your own: FixMatch as one class below `ropaws.Method`.
 
-The network guesses the class of a weak view of each unlabeled image; where it is sure, a strong view of the
-same image has to get that class. The package does the rest: data, training, checkpoints, evaluation, reports.
+The network guesses the class of a weak view of each unlabeled image. Where it is confident, the strong view
+of the same image must get that class. Everything else is there already: data, training on one or several
+processes, checkpoints, evaluation, prediction, reports. Try it in Python or on the command line:
 
-    python own_method.py                                             # 100 steps on the embedded images
-    ropaws train --recipe demo --method own_method:OwnMethod         # in this folder; --method.confidence 0.8
+    python own_method.py
+    ropaws train --recipe demo --method own_method:OwnMethod --method.confidence 0.9
 
-Expect about 75 percent accuracy on five classes of clothes, from four labels per class.
+The first line takes 60 steps on the embedded images, five classes with four labels each. Expect an accuracy
+of almost 60 percent (chance: 20); the second line takes 400 steps and reaches more.
 """
 
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import ropaws
-from ropaws.batch import Batch, Losses, Outputs
+from ropaws.batch import Losses
 from ropaws.config import with_method, with_steps
-from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.rand_augment import StrongView, WeakView
-from ropaws.methods import LabeledEmbeddings
-from ropaws.models import Encoder
+from ropaws.distributed import all_mean
 from ropaws.models.ema import EMA
-
-
-class Network(nn.Module):
-    def __init__(self, encoder: Encoder, classes: int) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.linear = nn.Linear(encoder.feature_dims, classes)
-
-    def forward(self, images):
-        features = self.encoder.features(images)
-        return features, self.linear(features)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnMethod(ropaws.Method):
-    """FixMatch (Sohn et al., 2020)."""
+    """FixMatch (Sohn et al., 2020). Each field is a setting: `--method.confidence`, `--method.decay`."""
 
     confidence: float = 0.95
+    """Probability from which a guess becomes a label."""
     decay: float = 0.99
-    optim = {"name": "sgd", "schedule": "fixmatch", "peak": 0.03, "weight_decay": 5e-4}
+    """Of the averaged weights, which predict; 0.999 for a long training."""
+
+    optim: ClassVar = {"name": "sgd", "schedule": "fixmatch", "peak": 0.03, "weight_decay": 5e-4}
 
     def views(self, augment):
         return {"weak": WeakView(size=augment.size), "strong": StrongView(size=augment.size)}
@@ -54,50 +47,45 @@ class OwnMethod(ropaws.Method):
         return WeakView(size=augment.size)
 
     def build(self, encoder, *, classes, pool):
-        network = Network(encoder, classes)
-        return Model(network, self.decay)
+        head = nn.Linear(encoder.feature_dims, classes)
+        averages = {"slow_encoder": EMA(encoder, decay=self.decay), "slow_head": EMA(head, decay=self.decay)}
+        return nn.ModuleDict({"encoder": encoder, "head": head, **averages})
 
     def step(self, model, batch):
-        images = [batch.labeled.images, batch.views["weak"], batch.views["strong"]]
-        _, logits = model.network(torch.cat(images))
-        known, weak, strong = logits.split([len(part) for part in images])
+        parts = [batch.labeled.images, batch.views["weak"], batch.views["strong"]]
+        # One pass through the network, so that batch norm sees all images together.
+        logits = model["head"](model["encoder"].features(torch.cat(parts)))
+        labeled, weak, strong = logits.split([len(part) for part in parts])
+        rows = all_mean(labeled.new_tensor(len(labeled)))  # processes may have unequal numbers of labeled images
+        supervised = F.cross_entropy(labeled, batch.labeled.classes, reduction="sum") / rows
         probability, guess = weak.detach().softmax(dim=1).max(dim=1)
-        sure = (probability >= self.confidence).float()
-        supervised = F.cross_entropy(known, batch.labeled.classes)
-        unsupervised = (sure * F.cross_entropy(strong, guess, reduction="none")).mean()
-        parts = {"supervised": supervised.detach(), "unsupervised": unsupervised.detach(), "sure": sure.mean()}
-        return Losses(supervised + unsupervised, parts)
+        confident = (probability >= self.confidence).float()
+        # The mean over all rows, not over the confident ones: few guesses have little weight.
+        consistency = (confident * F.cross_entropy(strong, guess, reduction="none")).mean()
+        shown = {"supervised": supervised, "consistency": consistency, "confident": confident.mean()}
+        return Losses(supervised + consistency, {name: value.detach() for name, value in shown.items()})
 
     def after_step(self, model, batch):
-        model.average.update(model.network)
+        model["slow_encoder"].update(model["encoder"])
+        model["slow_head"].update(model["head"])
 
     def embed(self, model, images):
-        return F.normalize(model.average(images)[0], dim=1)
+        return F.normalize(model["slow_encoder"].module.features(images), dim=1)
 
     def predict(self, model, images, support):
-        features, logits = model.average(images)
+        features = model["slow_encoder"].module.features(images)
+        probs = model["slow_head"](features).softmax(dim=1)
+        # In-domain probability by the similarity to labeled images; ranked by the largest probability.
         near = self.classify(F.normalize(features, dim=1), support)
-        probs = logits.softmax(dim=1)
         return near._replace(probs=probs, score=probs.amax(dim=1))
 
 
-class Model(nn.Module):
-    def __init__(self, network, decay):
-        super().__init__()
-        self.network, self.average = network, EMA(network, decay=decay)
-
-    @property
-    def encoder(self):
-        return self.network.encoder
-
-
 if __name__ == "__main__":
-    import own_method
-    import time
-    for steps, kw in [(60,{"decay":.9}),(100,{"decay":.9}),(100,{"decay":.95}),(100,{"confidence":.8,"decay":.9})]:
-        config = with_steps(with_method(ropaws.recipes.demo(), own_method.OwnMethod(**kw)), steps)
-        t=time.time()
-        run = ropaws.train(config, Path(tempfile.mkdtemp()) / "own-method")
-        t=time.time()-t
-        figures = ropaws.evaluate(run, only=["soft-nn"])
-        print(steps, kw, t, figures["accuracy"], figures["auroc"], open(run/"metrics.jsonl").readlines()[-1])
+    import own_method  # by its name: the run folder keeps `own_method:OwnMethod`, not `__main__:OwnMethod`
+
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
+    config = with_steps(with_method(ropaws.recipes.demo(), own_method.OwnMethod(decay=0.9)), 60)
+    config = replace(config, train=replace(config.train, batch=64))
+    run = ropaws.train(config, out / "own-method")
+    figures = ropaws.evaluate(run, only=["soft-nn"])
+    print(f"{run}: accuracy {figures['accuracy']:.1%}, out-of-class AUROC {figures['auroc']:.3f}")

@@ -95,6 +95,10 @@ def test_collectives_with_rows_that_differ_in_number(tmp_path):
     torch.testing.assert_close(found["mean_gradient"], torch.tensor([3 * 1.5**2]))
     assert float(found["sum"]) == 4
     assert (found["any"], found["none"], found["size"]) == (True, False, 2)
+    everywhere, once, *without = found["mean_gradients"]
+    assert everywhere.tolist() == [1.5, 1.5]
+    assert once.tolist() == [0.5, 0.5]
+    assert without == [None, None]  # zeros would let weight decay change a weight that no process uses
 
 
 def test_batch_norm_sees_the_global_batch(tmp_path):

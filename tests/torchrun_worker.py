@@ -135,7 +135,14 @@ def functions():
     value = torch.tensor([1.0 + rank], requires_grad=True)
     mean = distributed.all_mean(value)
     (mean**3).backward()
+    everywhere, once, nowhere, frozen = (torch.nn.Parameter(torch.zeros(2)) for _ in range(4))
+    frozen.requires_grad_(False)
+    everywhere.grad = torch.full((2,), 1.0 + rank)
+    if rank == size - 1:
+        once.grad = torch.ones(2)
+    distributed.mean_gradients([everywhere, once, nowhere, frozen])
     return {
+        "mean_gradients": [weight.grad for weight in (everywhere, once, nowhere, frozen)],
         "gathered": gathered.detach(),
         "gradient": gradient,
         "mean": mean.detach(),

@@ -115,8 +115,7 @@ def test_a_weight_file_tells_its_backbone(tmp_path):
     torch.save({"x": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(ValueError, match=r"name its --backbone\. For resnet50: it lacks conv1\.weight"):
         recognize_backbone(tmp_path / "w.pth")
-    with pytest.raises(ValueError, match="name a --backbone timm:NAME"):
-        recognize_backbone(Path("pretrained"))
+    assert recognize_backbone(Path("pretrained")) == "efficientnet-lite0"
 
 
 def test_training_starts_from_another_runs_network(tmp_path):
@@ -160,7 +159,7 @@ def test_init_and_backbone_on_the_command_line(tmp_path, capsys):
     assert "unknown backbone 'resnet19', did you mean 'resnet18'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*arguments, "--init", "pretrained"])
-    assert "model.init=pretrained goes with a timm: backbone" in capsys.readouterr().err
+    assert "model.init=pretrained goes with efficientnet-lite0 or a timm: backbone" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

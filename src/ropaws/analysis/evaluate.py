@@ -23,7 +23,7 @@ from ropaws.evaluation.sskde import fit_sskde
 from ropaws.methods import Supervised
 from ropaws.methods.propagation import choose_voters, pool_posterior
 from ropaws.naming import nearest
-from ropaws.runs.atomic import read_json, write_json
+from ropaws.runs.atomic import read_json, refuse_link, write_json
 from ropaws.runs.facts import model_digest, training_seconds
 from ropaws.runs.layout import CONFIG, EVALUATION, GALLERY, MODEL, SPLIT, SUPERVISED
 from ropaws.runs.outputs import HIDDEN, OUT
@@ -428,6 +428,7 @@ def _supervised(run: Run, _: Evaluation) -> dict[str, Any]:
     A run of its own in RUN/supervised; one that was interrupted is resumed.
     """
     folder = run.path / SUPERVISED
+    refuse_link(folder)
     if not (folder / MODEL).exists():
         if (folder / CONFIG).exists():
             resume(folder, console=run.console)

@@ -104,12 +104,12 @@ def finetune(
         for rate, count in itertools.product(rates, epochs)
     ]
     _ = base.model, base.corpus  # a problem with either should show before the sweep
+    folder = base.path / (LINEAR if linear else FINETUNED)
+    refuse_link(folder)
     tried = _try_all(base, settings)
     best = max(tried, key=lambda pair: pair[1])[0] if tried else settings[0]
-    folder = base.path / (LINEAR if linear else FINETUNED)
     config = _config(base, best, len(base.facts.split.labels))
     if (folder / CONFIG).exists():  # of an earlier call
-        refuse_link(folder)
         shutil.rmtree(folder)
     train(config, folder, console=base.console)
     tuned = Run(folder, device=device, console=base.console, corpus=base.corpus)

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ropaws.data.augment import Normalization
+from ropaws.models import efficientnet_lite
+from ropaws.models.efficientnet_lite import EfficientNetLite0
 from ropaws.models.encoder import Encoder
 from ropaws.models.heads import prediction_head, projection_head
 from ropaws.models.resnet import resnet18, resnet50
 from ropaws.models.small_convnet import SmallConvNet
-from ropaws.models.timm_backbone import TIMM, TimmBackbone, check_timm_name
+from ropaws.models.timm_backbone import TIMM, TimmBackbone, check_timm_name, timm_normalization
 from ropaws.models.weights import fit_weights, init_backbone, init_projection, read_weights
 from ropaws.models.wide_resnet import WideResNet
 from ropaws.naming import nearest
@@ -24,6 +27,7 @@ __all__ = [
     "build_encoder",
     "check_model",
     "load_init",
+    "pretrained_normalization",
     "recognize_backbone",
 ]
 
@@ -31,7 +35,10 @@ PRETRAINED = Path("pretrained")
 MOST_DEPTH, MOST_WIDTH, MOST_DIMS = 1000, 256, 1 << 16  # beyond these no memory suffices
 MOST_WEIGHTS = 1 << 31  # 8 GB, and twice as much again for gradients and momentum
 
+LITE = "efficientnet-lite0"
+
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
+    LITE: EfficientNetLite0,
     "resnet18": resnet18,
     "resnet50": resnet50,
     "small": lambda channels: SmallConvNet(channels=channels),
@@ -44,9 +51,11 @@ class ModelConfig:
     """The network."""
 
     backbone: str = "wrn-28-2"
-    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18, resnet50, or timm:NAME with the timm extra."""
+    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18, resnet50, efficientnet-lite0, or timm:NAME
+    with the timm extra."""
     init: Path | None = None
-    """Weights that the backbone starts from: .pth or .safetensors; "pretrained" for those that timm has."""
+    """Weights that the backbone starts from: a .pth or .safetensors file; "pretrained" for the ImageNet
+    weights of efficientnet-lite0 (extra `pretrained`) or those that timm has."""
     projection_hidden: int = 128
     """Width of the projection head's two hidden layers."""
     projection_dims: int = 128
@@ -59,8 +68,10 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST_DIMS:
                 raise ValueError(f"model.{name} must be from 1 to {MOST_DIMS}, got {value}")
-        if self.init == PRETRAINED and not self.backbone.startswith(TIMM):
-            raise ValueError(f"model.init={PRETRAINED} goes with a timm: backbone, got {self.backbone}")
+        if self.init == PRETRAINED and self.backbone != LITE and not self.backbone.startswith(TIMM):
+            raise ValueError(
+                f"model.init={PRETRAINED} goes with {LITE} or a timm: backbone, got {self.backbone}"
+            )
         if not self.backbone.startswith(TIMM):  # timm is slow to load; it is asked when the network is built
             backbone_builder(self.backbone)
 
@@ -104,8 +115,8 @@ def build_encoder(config: ModelConfig, *, channels: int, autocast: torch.dtype |
             weights = sum(weight.numel() for weight in _assemble(config, channels, autocast).parameters())
         if weights > MOST_WEIGHTS:
             raise ValueError(
-                f"backbone {config.backbone} with projection_hidden={config.projection_hidden} has {weights:,}"
-                f" weights, more than {MOST_WEIGHTS:,}; choose a smaller network"
+                f"backbone {config.backbone} with projection_hidden={config.projection_hidden} has"
+                f" {weights:,} weights, more than {MOST_WEIGHTS:,}; choose a smaller network"
             )
     encoder = _assemble(config, channels, autocast)
     return encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
@@ -138,8 +149,7 @@ def load_init(
     if config.init is None:
         return []
     if config.init == PRETRAINED:
-        offered = TimmBackbone(config.backbone.removeprefix(TIMM), channels, pretrained=True)
-        encoder.backbone.load_state_dict(offered.state_dict())
+        encoder.backbone.load_state_dict(_pretrained_state(config, channels))
         return []
     backbone = encoder.backbone
     target = backbone.body if isinstance(backbone, TimmBackbone) else backbone
@@ -147,20 +157,43 @@ def load_init(
     return init_projection(encoder.projection, config.init, left) if "projection" in parts else left
 
 
+def _pretrained_state(config: ModelConfig, channels: int) -> dict[str, Tensor]:
+    if config.backbone != LITE:
+        return TimmBackbone(config.backbone.removeprefix(TIMM), channels, pretrained=True).state_dict()
+    weights = efficientnet_lite.pretrained_weights()
+    if channels == 1:  # a grayscale image has the same value in each of the three channels
+        weights["_conv_stem.weight"] = weights["_conv_stem.weight"].sum(dim=1, keepdim=True)
+    return weights
+
+
+def pretrained_normalization(config: ModelConfig, *, channels: int) -> Normalization | None:
+    """What the pretrained weights expect of their input; None where the data decides."""
+    if config.init != PRETRAINED:
+        return None
+    expected = efficientnet_lite.NORMALIZATION
+    if config.backbone != LITE:
+        expected = timm_normalization(config.backbone.removeprefix(TIMM))
+    if channels == 3:
+        return expected
+    return Normalization((sum(expected.mean) / len(expected.mean),), (sum(expected.std) / len(expected.std),))
+
+
 def check_model(config: ModelConfig) -> None:
     """Check that timm is installed and the weight file readable, before the data is read."""
     backbone_builder(config.backbone)
-    if config.init is not None and config.init != PRETRAINED:
+    if config.init == PRETRAINED and config.backbone == LITE:
+        efficientnet_lite.pretrained_weights()
+    elif config.init is not None and config.init != PRETRAINED:
         read_weights(config.init)
 
 
 def recognize_backbone(path: Path) -> str:
     """Which of our backbones a weight file fits."""
     if path == PRETRAINED:
-        raise ValueError("--init pretrained takes the weights that timm has; name a --backbone timm:NAME")
+        return LITE
     weights = read_weights(path)
     reasons = {}
-    for name in ("resnet50", "resnet18", "wrn-28-2", "small"):
+    for name in ("resnet50", "resnet18", "wrn-28-2", "small", LITE):
         try:
             with torch.device("meta"):  # names and shapes are enough
                 backbone = BACKBONES[name](3)

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ropaws.data.augment import Normalization
 from ropaws.models.operators import declare_missing_operators
 from ropaws.naming import nearest
 
@@ -36,6 +37,12 @@ def import_timm() -> Any:
     except ImportError:
         raise ValueError("model.backbone: timm backbones need pip install 'ropaws[timm]'") from None
     return timm
+
+
+def timm_normalization(name: str) -> Normalization:
+    """The mean and deviation that timm's weights of a model were trained with."""
+    config = import_timm().get_pretrained_cfg(name)
+    return Normalization(tuple(config.mean), tuple(config.std))
 
 
 def check_timm_name(name: str) -> None:

@@ -35,7 +35,7 @@ from ropaws.distributed import (
     wait_for_all,
 )
 from ropaws.methods import encoder_of, method_name
-from ropaws.models import check_model, load_init
+from ropaws.models import check_model, load_init, pretrained_normalization
 from ropaws.models.synced_norm import synchronize_norms
 from ropaws.runs.atomic import read_json, refuse_link, write_json
 from ropaws.runs.facts import (
@@ -186,7 +186,8 @@ def _prepare(config: RunConfig, corpus: Corpus, device: torch.device, console: C
     facts = DataFacts(
         corpus.class_names,
         split,
-        measure_normalization(corpus.train_images),
+        pretrained_normalization(config.model, channels=corpus.channels)
+        or measure_normalization(corpus.train_images),
         digest_images(corpus.train_images),
         tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else (),
         len(corpus.train_images),
