@@ -56,7 +56,7 @@ class OwnMethod(ropaws.Method):
         # One pass through the network, so that batch norm sees all images together.
         logits = model["head"](model["encoder"].features(torch.cat(parts)))
         labeled, weak, strong = logits.split([len(part) for part in parts])
-        rows = all_mean(labeled.new_tensor(len(labeled)))  # processes may have unequal numbers of labeled images
+        rows = all_mean(labeled.new_tensor(len(labeled)))  # of a process: they may have unequal numbers
         supervised = F.cross_entropy(labeled, batch.labeled.classes, reduction="sum") / rows
         probability, guess = weak.detach().softmax(dim=1).max(dim=1)
         confident = (probability >= self.confidence).float()

@@ -15,7 +15,7 @@ SOURCE = Path(ropaws.__file__).parent
 # before it in its own level.
 LEVELS = (
     ("naming", "runs.layout", "runs.atomic", "batch", "distributed", "equations"),
-    ("models", "data"),
+    ("data", "models"),
     ("methods", "training"),
     ("config", "evaluation", "estimator"),
     ("recipes", "runs", "training.train"),

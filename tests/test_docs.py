@@ -8,6 +8,7 @@ import importlib.util
 import io
 import re
 import shlex
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -190,3 +191,19 @@ def test_the_command_line_reference_has_every_command_and_option(cli_reference):
         for field in dataclasses.fields(kind):
             assert f"`--method.{field.name.replace('_', '-')}" in text
     assert cli_reference.MARK in (DOCS / cli_reference.PAGE).read_text()
+
+
+def test_the_scripts_of_the_tutorial_work(tmp_path):
+    """They write the embedded images into folders, and play the annotator."""
+    make, answer = blocks(DOCS / "tutorial.md", "python")
+    run = functools.partial(subprocess.run, cwd=tmp_path, check=True)
+    run([sys.executable, "-c", make])
+    labeled = tmp_path / "garments/labeled"
+    assert [len(list(folder.iterdir())) for folder in sorted(labeled.iterdir())] == [4] * 5
+    pool = sorted((tmp_path / "garments/pool").iterdir())
+    assert len(pool) == 4980
+    rows = "".join(f"{image}\n" for image in pool[-20:])
+    (tmp_path / "next.csv").write_text(f"name\n{rows}")
+    run([sys.executable, "-c", answer])
+    moved = [image for image in pool[-20:] if not image.exists()]
+    assert 0 < len(moved) == len(list(labeled.rglob("*.png"))) - 20 < 20

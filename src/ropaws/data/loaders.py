@@ -46,6 +46,7 @@ class Pixels(NamedTuple):
 
     unlabeled: Tensor  # (u, channels, h, w) uint8
     labeled: Tensor  # (k, channels, h, w) uint8
+    pool_index: Tensor  # (u,) positions of the unlabeled images, also of those that replace an unreadable one
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class BatchStream:
                 step,
                 stop,
                 self.unlabeled_views(step, pixels.unlabeled),
-                self.chosen(step).unlabeled,
+                pixels.pool_index.to(self.device),
                 self.support_batch(step, pixels.labeled),
             )
 
@@ -103,7 +104,7 @@ class BatchStream:
         if isinstance(images, ImageStack):
             return self._assembled(chosen, read_batch(self._request(chosen)))
         here = images[:0].device
-        return Pixels(images[chosen.unlabeled.to(here)], images[chosen.labeled.to(here)])
+        return Pixels(images[chosen.unlabeled.to(here)], images[chosen.labeled.to(here)], chosen.unlabeled)
 
     def unlabeled_views(self, step: int, pixels: Tensor) -> dict[str, Tensor]:
         random = generator(self.seed, VIEWS, step)
@@ -157,11 +158,10 @@ class BatchStream:
         images = self.data.images
         assert isinstance(images, ImageStack)
         count = len(chosen.unlabeled)
-        pixels, failures = images.complete(
-            torch.cat([chosen.unlabeled, chosen.labeled]), result, strict_from=count
-        )
-        self.unreadable.update(failures)
-        return Pixels(pixels[:count], pixels[count:])
+        index = torch.cat([chosen.unlabeled, chosen.labeled])
+        found = images.complete(index, result, strict_from=count)
+        self.unreadable.update(found.failures)
+        return Pixels(found.images[:count], found.images[count:], found.positions[:count])
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,3 @@ def _mean_losses(losses: Losses) -> Losses:
     values = torch.stack([losses.total.detach(), *(v.to(losses.total) for v in losses.parts.values())])
     total, *parts = all_mean(values)
     return Losses(total, dict(zip(losses.parts, parts, strict=True)))
-
-
-def weights_are_finite(model: nn.Module) -> bool:
-    """A finite loss may have had a gradient that was not; such weights must not become a checkpoint."""
-    return all(bool(value.isfinite().all()) for value in model.parameters())

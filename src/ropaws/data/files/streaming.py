@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,14 @@ from ropaws.data.files.decoding import (
 )
 
 MOST_TRIES = 100  # neighbors that are tried in the place of an unreadable image
+
+
+class Completed(NamedTuple):
+    """Images that were read, each bad one replaced by the next good one."""
+
+    images: Tensor  # (k, 3, size, size) uint8
+    positions: Tensor  # (k,) of the images that are shown
+    failures: dict[str, str]  # unreadable files, and why
 
 
 class ImageStack:
@@ -74,31 +83,32 @@ class ImageStack:
 
     def read(self, index: Tensor) -> tuple[Tensor, dict[str, str]]:
         """Read in this process.   ->  images (k, 3, size, size), and the reasons of unreadable ones"""
-        return self.complete(index, read_batch(self.request(index)))
+        found = self.complete(index, read_batch(self.request(index)))
+        return found.images, found.failures
 
-    def complete(
-        self, index: Tensor, result: ReadBatch, *, strict_from: int | None = None
-    ) -> tuple[Tensor, dict[str, str]]:
+    def complete(self, index: Tensor, result: ReadBatch, *, strict_from: int | None = None) -> Completed:
         """What was read, with the next good image in the place of each bad one.
 
         The rule needs no random choice, so a resumed run sees the same images. From row strict_from on a bad
         image is an error.
         """
         failures: dict[str, str] = {}
+        positions = index.clone()
         for row, reason in result.unreadable.items():
             position = int(index[row])
             if strict_from is not None and row >= strict_from:
                 raise _gone(self.files[position], reason)
             failures[str(self.files[position])] = reason
-            result.squares[row] = self._next_good(position, failures)
-        return torch.from_numpy(result.squares).permute(0, 3, 1, 2), failures
+            positions[row], result.squares[row] = self._next_good(position, failures)
+        return Completed(torch.from_numpy(result.squares).permute(0, 3, 1, 2), positions, failures)
 
-    def _next_good(self, position: int, failures: dict[str, str]) -> NDArray[np.uint8]:
+    def _next_good(self, position: int, failures: dict[str, str]) -> tuple[int, NDArray[np.uint8]]:
         for step in range(1, MOST_TRIES):
-            file = self.files[(position + step) % len(self.files)]
+            following = (position + step) % len(self.files)
+            file = self.files[following]
             found = read_or_error(file, self.size, self.cache)
             if not isinstance(found, UnreadableError):
-                return found
+                return following, found
             failures[str(file)] = str(found)
         raise ValueError(f"{MOST_TRIES} images in a row cannot be read, the last is {file}")
 
