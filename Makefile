@@ -45,4 +45,4 @@ bench: venv
 	$(BIN)/python benchmarks/suggest.py
 
 clean:
-	rm -rf .venv demo runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo runs dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,12 +1,13 @@
 """RoPAWSClassifier on plain feature arrays, beside two classifiers of scikit-learn.
 
-Four labels for each digit 0 to 5. The unlabeled pool holds all ten digits, so four images of ten belong to no
-known class. Pixels are the features; no network is trained. Logistic regression sees the labels alone;
+Four labels for each digit 0 to 5. The unlabeled pool holds all ten digits, so four images of ten belong to
+no known class. Pixels are the features; no network is trained. Logistic regression sees the labels alone;
 self-training also learns from its own guesses on the pool. Both take their largest class probability as the
 sign that a digit is a known one, where RoPAWSClassifier has `in_domain`.
 
 Expect, on unseen images and as a mean over five draws of the labels, that RoPAWSClassifier is a few points
-better in accuracy and in AUROC, and that the unknown digits in the pool cost self-training most of its AUROC.
+better in accuracy and in AUROC, and that the unknown digits in the pool cost self-training most of its
+AUROC.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """What RoPAWS adds to PAWS, in one figure: two moons with three labels each, among points of no class.
 
 PAWS asks the labeled points alone: it cuts the plane in two and is sure on either side. RoPAWS lets the
-unlabeled points vote too, so that labels follow the moons, and it doubts what lies far from them: there both
-classes are equally likely (white), and the in-domain probability is low.
+unlabeled points vote too, so that labels follow the moons, and it doubts what lies far from them: there
+both classes are equally likely (white), and the in-domain probability is low.
 
 Writes two_moons.png to ./example-output, or to the folder that you name. Expect that accuracy on the moons
 rises from 97 to 100 percent. More important, the in-domain probability finds the points of no class (AUROC

@@ -1,7 +1,32 @@
+import os
+import shutil
+
 import pytest
 import torch
 
 from tests.photos import make_photos, train_on_photos
+
+NO_BROWSER = "no chromium on this machine"
+REQUIRE_BROWSER = "ROPAWS_REQUIRE_BROWSER"  # set in CI, where a test that is left out must not pass unseen
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """A browser for the tests that look at pages; without one they are left out, and counted at the end."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None and os.environ.get(REQUIRE_BROWSER):
+        pytest.fail(f"{NO_BROWSER}, and {REQUIRE_BROWSER} is set")
+    if found is None:
+        pytest.skip(NO_BROWSER)
+    return found
+
+
+def pytest_terminal_summary(terminalreporter):
+    left_out = [r for r in terminalreporter.stats.get("skipped", ()) if NO_BROWSER in str(r.longrepr)]
+    if left_out:
+        terminalreporter.write_line(
+            f"{len(left_out)} browser tests were left out: {NO_BROWSER} (apt-get install chromium)"
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")

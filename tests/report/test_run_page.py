@@ -20,7 +20,6 @@ from ropaws.report.run_page import SECTIONS, write_report
 from tests import tiny
 
 HOSTILE = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a & b </title>")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -328,9 +327,8 @@ def test_compare_leaves_out_what_was_not_evaluated(several, tmp_path, capsys):
         compare_runs([bare])
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 @pytest.mark.parametrize("width", [1280, 390])
-def test_in_a_real_browser(run, tmp_path, width):
+def test_in_a_real_browser(run, tmp_path, width, chromium):
     """No console message, nothing wider than the window, and hovering a point shows its image."""
     page = write_report(run, tmp_path / "page.html")
     probe = """<script>
@@ -349,7 +347,7 @@ def test_in_a_real_browser(run, tmp_path, width):
     page.write_text(page.read_text().replace("</body>", f"{probe}</body>"))
     done = subprocess.run(
         [
-            CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+            chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
             f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom",
             page.as_uri(),
         ],

@@ -416,10 +416,16 @@ def _suggestions(run: Run, _: Evaluation) -> dict[str, Any]:
 
 def _gallery(run: Run, results: Evaluation) -> dict[str, Any]:
     """Thumbnails, nearest neighbors and t-SNE, to a file of their own."""
-    shown = [error["image"] for error in results.get("label_errors", [])]
-    suggested = [item["image"] for item in results.get("suggestions", [])]
+    shown, suggested = (_images_of(results.get(name)) for name in ("label_errors", "suggestions"))
     write_json(run.path / GALLERY, draw_gallery(run, shown, suggested))
     return {}
+
+
+def _images_of(found: object) -> list[int]:
+    """The training images that an earlier part has named; none where evaluation.json is damaged."""
+    items = found if isinstance(found, list) else []
+    images = [item.get("image") for item in items if isinstance(item, dict)]
+    return [image for image in images if type(image) is int]
 
 
 def _supervised(run: Run, _: Evaluation) -> dict[str, Any]:

@@ -187,7 +187,8 @@ def _thumbnails(run: Run, wanted: set[str]) -> dict[str, str]:
     corpus = run.corpus
     found: dict[str, str] = {}
     for part, images in (("train", corpus.train_images), ("test", corpus.test_images)):
-        places = sorted(int(key.split("/")[1]) for key in wanted if key.startswith(f"{part}/"))
+        numbers = (int(key.split("/")[1]) for key in wanted if key.startswith(f"{part}/"))
+        places = sorted(number for number in numbers if 0 <= number < len(images))
         for start in range(0, len(places), 256):
             some = places[start : start + 256]
             found.update(zip([f"{part}/{p}" for p in some], _data_uris(images, some), strict=True))

@@ -22,6 +22,7 @@ from ropaws.runs.atomic import read_json, write_atomically, write_json, write_te
 from ropaws.runs.layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
 
 MOST_CLASSES = 100_000
+LONGEST = 1.01  # embedding, but for rounding; one of no features at all has length 0
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class DataFacts:
             raise ValueError(f"a label is not a class number from 0 to {classes - 1}")
         if int(self.split.indices.min()) < 0:
             raise ValueError("the index of a labeled image is negative")
+        if self.images < 0 or (self.images and int(self.split.indices.max()) >= self.images):
+            raise ValueError(f"{self.images} images, but a label of image {int(self.split.indices.max())}")
         if self.labeled_names and len(self.labeled_names) != labeled:
             raise ValueError(f"{len(self.labeled_names)} names for {labeled} labeled images")
         mean, std = self.normalize.mean, self.normalize.std
@@ -189,13 +192,13 @@ def load_support(run: Path, facts: DataFacts) -> LabeledEmbeddings | None:
         embeddings.dtype != torch.float32
         or embeddings.ndim != 2
         or 0 in embeddings.shape
-        or labels.shape != facts.split.labels.shape
+        or labels.dtype != torch.int64
         or not torch.equal(labels, facts.split.labels)
         or len(embeddings) != len(labels)
-        or not embeddings.isfinite().all()
+        or not (embeddings.norm(dim=1) <= LONGEST).all()  # not a number is not either
     ):
         raise ValueError(
-            f"{path} is damaged (it is not a finite embedding of each labeled image of {DATA});"
+            f"{path} is damaged (it is not a unit embedding of each labeled image of {DATA});"
             " remove it, and it is computed again"
         )
     return LabeledEmbeddings(embeddings, labels, len(facts.class_names))

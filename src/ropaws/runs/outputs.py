@@ -13,6 +13,7 @@ from torch import Tensor
 from ropaws.batch import Outputs
 from ropaws.data.corpus import UNKNOWN
 from ropaws.runs.atomic import write_atomically
+from ropaws.runs.facts import LONGEST
 
 OUT, HIDDEN = UNKNOWN, UNKNOWN - 1  # truth of a pool image: of no class, or not known
 # The names that 0.1.0 gave to the same tensors; it kept no probabilities and scores.
@@ -119,7 +120,9 @@ def _outputs(
     found: dict[str, Tensor], part: str, classes: int, classify: Callable[[Tensor], Outputs]
 ) -> Outputs:
     embedding = found[f"{part}.embedding"]
-    if embedding.ndim != 2 or embedding.dtype != torch.float32 or not embedding.isfinite().all():
+    if embedding.ndim != 2 or embedding.dtype != torch.float32:
+        raise ValueError(f"{part}.embedding is damaged")
+    if not (embedding.norm(dim=1) <= LONGEST).all():  # not a number is not either
         raise ValueError(f"{part}.embedding is damaged")
     if f"{part}.probs" not in found:
         return classify(embedding)
@@ -129,6 +132,9 @@ def _outputs(
     for value, shape in zip(outputs[1:], shapes, strict=True):
         if value.shape != shape or value.dtype != torch.float32 or not value.isfinite().all():
             raise ValueError(f"the outputs of the {part} are damaged")
+    for value in (outputs.probs, outputs.in_domain):
+        if ((value < 0) | (value > LONGEST)).any():
+            raise ValueError(f"a probability of the {part} is damaged")
     return outputs
 
 

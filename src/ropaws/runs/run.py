@@ -32,7 +32,7 @@ from ropaws.runs.facts import (
     read_facts,
     save_support,
 )
-from ropaws.runs.layout import CONFIG, EMBEDDINGS
+from ropaws.runs.layout import CONFIG, EMBEDDINGS, MODEL
 from ropaws.runs.outputs import (
     HIDDEN,
     OUT,
@@ -188,7 +188,9 @@ class Run:
         """
         rows = torch.arange(len(images)) if indices is None else indices
         parts = [self.method.embed(self.model, self._view(images, part)).cpu() for part in rows.split(BATCH)]
-        return torch.cat(parts)
+        embeddings = torch.cat(parts)
+        self._check_finite(embeddings)
+        return embeddings
 
     @torch.no_grad()
     def outputs(self, images: Images, indices: Tensor | None = None, *, title: str = "") -> Outputs:
@@ -204,9 +206,18 @@ class Run:
             batches = watch_files(self.console)(batches, title, len(rows.split(BATCH)))
         support = self._support_on_device
         parts = [self.method.predict(self.model, self._view(images, part), support) for part in batches]
-        return Outputs(
+        outputs = Outputs(
             *(torch.cat([value.cpu().float() for value in values]) for values in zip(*parts, strict=True))
         )
+        self._check_finite(*outputs)
+        return outputs
+
+    def _check_finite(self, *values: Tensor) -> None:
+        """Finite weights may still overflow; no analysis means anything then."""
+        if not all(bool(value.isfinite().all()) for value in values):
+            raise ValueError(
+                f"the network of {self.path} gives values that are not finite; restore {MODEL} or train again"
+            )
 
     @cached_property
     def _support_on_device(self) -> LabeledEmbeddings:
@@ -238,7 +249,14 @@ class Run:
         def classify(embedding: Tensor) -> Outputs:
             return self.method.classify(embedding, self.support)
 
-        return read_outputs(self.path / EMBEDDINGS, self._made_from(), len(self.class_names), classify)
+        kept = read_outputs(self.path / EMBEDDINGS, self._made_from(), len(self.class_names), classify)
+        return kept if kept is not None and self._fits(kept) else None
+
+    def _fits(self, kept: KeptOutputs) -> bool:
+        """Are these embeddings like those of the labeled images, and positions those of training images?"""
+        dims = {part.outputs.embedding.shape[1] for part in (kept.pool, kept.test)}
+        known = not self.facts.images or bool((kept.pool.positions < self.facts.images).all())
+        return known and dims == {self.support.embeddings.shape[1]}
 
     def _made_from(self) -> dict[str, str]:
         return {"model": model_digest(self.path), "data": self.facts.digest}

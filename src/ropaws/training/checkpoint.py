@@ -1,6 +1,5 @@
 """Checkpoints and weights of a run, checked when they are read."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,8 @@ from ropaws.runs.layout import CHECKPOINT, MODEL, PREVIOUS_CHECKPOINT, SNAPSHOTS
 
 # Every encoder of 0.1.0 had this buffer; now only the models have it whose method needs it.
 FORMER_BUFFERS = ("support_gap",)
+OPTIMIZER_STATE = ("momentum", "momentum_buffer")  # of LARS and of SGD
+MOST_SECONDS = 1e12
 
 
 class Checkpoint(NamedTuple):
@@ -52,14 +53,21 @@ def load_checkpoint(run: Path, device: torch.device, warn: Callable[[str], objec
     reasons = []
     for path in paths:
         try:
-            checkpoint = _checked(torch.load(path, map_location=device, weights_only=True))
-        except Exception as error:  # torch raises nearly anything on files that are cut off or overwritten
-            reasons.append(f"{path} is damaged ({(str(error) or type(error).__name__).splitlines()[0]})")
+            checkpoint = _checked(_load(path, device))
+        except ValueError as error:
+            reasons.append(f"{path} is damaged ({error})")
             continue
         if reasons:
             warn(f"Warning: {reasons[0]}; resuming from {path}, step {checkpoint.next_step}")
         return checkpoint
     raise ValueError("; ".join(reasons))
+
+
+def _load(path: Path, device: torch.device) -> Any:
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception:  # torch raises nearly anything, some of it with advice that would run a stranger's code
+        raise ValueError("it is cut off, or not a file of tensors and numbers") from None
 
 
 def _checked(values: Any) -> Checkpoint:
@@ -73,13 +81,13 @@ def _checked(values: Any) -> Checkpoint:
     if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in checkpoint.model.items()):
         raise ValueError("model holds something that is not a tensor")
     if type(checkpoint.next_step) is not int or checkpoint.next_step < 0:
-        raise ValueError(f"next_step is {checkpoint.next_step!r}")
-    if type(checkpoint.seconds) not in (int, float) or not 0 <= checkpoint.seconds < math.inf:
-        raise ValueError(f"seconds is {checkpoint.seconds!r}")
+        raise ValueError(f"next_step is {checkpoint.next_step!r:.40}")
+    if type(checkpoint.seconds) not in (int, float) or not 0 <= checkpoint.seconds < MOST_SECONDS:
+        raise ValueError(f"seconds is {checkpoint.seconds!r:.40}")
     made_by = checkpoint.made_by
     for name, kind in (("config", dict), ("digest", str), ("split", list)):
         if not isinstance(made_by.get(name), kind):
-            raise ValueError(f"made_by.{name} is {made_by.get(name)!r}")
+            raise ValueError(f"made_by.{name} is {made_by.get(name)!r:.40}")
     return checkpoint
 
 
@@ -88,20 +96,34 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, scal
     settings = [_settings(group) for group in optimizer.param_groups]
     try:
         model.load_state_dict(_known(checkpoint.model, model))
+        _check_optimizer(checkpoint.optimizer["state"], optimizer)
         optimizer.load_state_dict(checkpoint.optimizer)
         scaler.load_state_dict(checkpoint.scaler)
         if [_settings(group) for group in optimizer.param_groups] != settings:
             raise ValueError("the optimizer has other settings")
-        for weight, state in optimizer.state.items():
-            for name, value in state.items():
-                if not isinstance(value, Tensor) or value.shape != weight.shape or not value.isfinite().all():
-                    raise ValueError(f"the optimizer's {name} of a weight is damaged")
         if not weights_are_finite(model):
             raise ValueError("a weight is not finite")
     # Whatever a damaged part leads to.
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"the checkpoint does not fit the settings of the run ({reason})") from None
+        raise ValueError(f"the checkpoint does not fit the settings of the run ({_reason(error)})") from None
+
+
+def _check_optimizer(states: dict[int, dict[str, Any]], optimizer: Optimizer) -> None:
+    """Before it is loaded: torch takes any state, and converts its type without a word."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for number, state in states.items():
+        for name, value in state.items():
+            fits = isinstance(value, Tensor) and name in OPTIMIZER_STATE
+            if not fits or value.shape != weights[number].shape or value.dtype != weights[number].dtype:
+                raise ValueError(f"the optimizer's {name!r:.40} of weight {number!r:.40} is damaged")
+            if not value.isfinite().all():
+                raise ValueError(f"the optimizer's {name} of weight {number} is not finite")
+
+
+def _reason(error: Exception) -> str:
+    """The first line, and the next one where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
@@ -112,6 +134,9 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 def _known(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Without what only the models of earlier versions had."""
     wanted = model.state_dict()
+    for name in state.keys() & wanted.keys():
+        if state[name].dtype != wanted[name].dtype:  # torch would convert it without a word
+            raise ValueError(f"{name} is {state[name].dtype} and must be {wanted[name].dtype}")
     return {name: v for name, v in state.items() if name in wanted or name not in FORMER_BUFFERS}
 
 
@@ -156,7 +181,7 @@ def load_model(run: Path, model: nn.Module, path: Path | None = None) -> None:
         raise FileNotFoundError(
             f"no trained model at {path}; finish it with `ropaws train --resume {run}`"
         ) from None
-    except (RuntimeError, SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be loaded ({str(error).splitlines()[0]})") from None
+    except (RuntimeError, SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be loaded ({_reason(error)}); restore it or train again") from None
     if not weights_are_finite(model):
         raise ValueError(f"{path} has weights that are not finite; train again")

@@ -103,7 +103,8 @@ def open_trackers(
 def drop_metrics_from(path: Path, step: int) -> None:
     """Forget the lines of steps that a resumed run will take again, and a half-written last line."""
     if path.exists():
-        kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) < step]
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        kept = [line for line in lines if _step_of(line) < step]
         text = "".join(f"{line}\n" for line in kept)
         write_text(path, text)
 
@@ -111,5 +112,5 @@ def drop_metrics_from(path: Path, step: int) -> None:
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return float("inf")

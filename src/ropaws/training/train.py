@@ -48,7 +48,7 @@ from ropaws.runs.facts import (
     write_facts,
     write_unreadable,
 )
-from ropaws.runs.layout import CONFIG, ENVIRONMENT, METRICS, UNREADABLE, WITHOUT_EFFECT
+from ropaws.runs.layout import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, UNREADABLE, WITHOUT_EFFECT
 from ropaws.runs.run import Run, build_model, read_run_config
 from ropaws.training.checkpoint import (
     Checkpoint,
@@ -257,7 +257,11 @@ def _load_in_turn(data: DataConfig, console: Console, at: Place, files: ImageFil
 def _check_same_run(run: Path, config: RunConfig, facts: DataFacts, checkpoint: Checkpoint) -> None:
     """A checkpoint of other settings or data would be loaded into the wrong run."""
     made_by = checkpoint.made_by
-    changed = differences(to_json(from_json(made_by["config"])), to_json(config), free=WITHOUT_EFFECT)
+    try:
+        made_with = to_json(from_json(made_by["config"]))
+    except ValueError as error:
+        raise ValueError(f"{run / CHECKPOINT} is damaged (made_by.config: {error})") from None
+    changed = differences(made_with, to_json(config), free=WITHOUT_EFFECT)
     if made_by["digest"] != facts.digest:
         changed.append("the training images are others")
     elif made_by["split"] != facts.split.indices.tolist():
