@@ -3,7 +3,7 @@
 Both see the embedded images: five classes with four labels each, and a pool of which half is out-of-class.
 All settings but the method are the same, the seed included. Expect a table in percent with one row per
 method, both well above the chance of 20, and RoPAWS less confident on out-of-class images ("conf. out").
-The other figures mean little after 40 steps; `ropaws demo` takes 400, which is a matter of minutes.
+The other figures mean little after 30 steps; `ropaws demo` takes 400, which is a matter of minutes.
 """
 
 import sys
@@ -16,7 +16,7 @@ from ropaws.config import with_steps
 from ropaws.report.comparison import compare_runs
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
-base = with_steps(ropaws.recipes.demo(), 40)
+base = with_steps(ropaws.recipes.demo(), 30)
 base = replace(base, train=replace(base.train, batch=64, seed=0))
 
 runs = []

@@ -6,7 +6,7 @@ self-training also learns from its own guesses on the pool. Both take their larg
 sign that a digit is a known one, where RoPAWSClassifier has `in_domain`.
 
 Expect, on unseen images and as a mean over five draws of the labels, that RoPAWSClassifier is a few points
-better in accuracy and in AUROC, and that the unknown digits in the pool cost self-training most of its
+better in accuracy and in AUROC, and that the unknown digits in the pool cost self-training much of its
 AUROC.
 """
 

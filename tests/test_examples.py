@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ropaws.batch import Batch, Support
 from ropaws.models import ModelConfig, build_encoder
+from tests.tiny import write_data
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -115,22 +116,27 @@ def test_own_method_trains_from_python(example, tmp_path):
 
 
 def test_own_method_works_on_the_command_line(tmp_path):
-    run, images, table = tmp_path / "run", tmp_path / "images.npz", tmp_path / "labels.csv"
-    random = np.random.default_rng(0)
-    np.savez(images, images=random.integers(0, 256, (6, 28, 28)).astype(np.uint8))
+    run, data, table = tmp_path / "run", tmp_path / "data.npz", tmp_path / "labels.csv"
     method = ["--method", "own_method:OwnMethod"]
-    few = ["--train.steps", "3", "--train.batch", "16", "--method.decay", "0.5", "--no-report"]
-    commands = [["train", "--recipe", "demo", *method, *few, "--out", str(run)]]
-    run_commands(commands, tmp_path)
+    small = ["--data.source", str(write_data(data)), "--data.labels-per-class", "2", "--augment.size", "12"]
+    small += ["--support.images-per-class", "2", "--train.steps", "3", "--train.batch", "8"]
+    setting = ["--method.decay", "0.5"]
+    train = ["train", "--recipe", "demo", *method, *setting, *small, "--no-report", "--out", str(run)]
+    run_commands([train], tmp_path)
+    images = tmp_path / "images.npz"
+    with np.load(data) as arrays:
+        np.savez(images, images=arrays["test_images"])
     # Another process, which has not imported the method yet.
-    commands = [
-        ["evaluate", str(run), *method, "--only", "soft-nn", "pool", "--pool", "100"],
-        ["predict", str(run), str(images), *method, "--out", str(table)],
-        ["report", str(run), *method],
-    ]
-    printed = run_commands(commands, tmp_path)
+    printed = run_commands(
+        [
+            ["evaluate", str(run), *method],
+            ["predict", str(run), str(images), *method, "--out", str(table)],
+            ["report", str(run), *method],
+        ],
+        tmp_path,
+    )
     assert "accuracy" in printed
-    assert len(table.read_text().splitlines()) == 7
+    assert len(table.read_text().splitlines()) == 1 + 20
     assert "own_method:OwnMethod" in (run / "report.html").read_text()
 
 
@@ -152,13 +158,14 @@ def own_method(monkeypatch):
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     import own_method
 
-    return own_method.OwnMethod(confidence=0.4, decay=0.5)
+    yield own_method.OwnMethod(confidence=0.4, decay=0.5)
+    del sys.modules["own_method"]
 
 
 @pytest.fixture
 def model(own_method):
     torch.manual_seed(0)
-    encoder = build_encoder(ModelConfig(backbone="small-4"), channels=1)
+    encoder = build_encoder(ModelConfig(backbone="small-8"), channels=1)
     return own_method.build(encoder, classes=3, pool=8).double()
 
 

@@ -16,12 +16,12 @@ from ropaws.methods import Method, RoPAWS, make_method, method_name
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
 from ropaws.runs.atomic import read_json
+from ropaws.runs.layout import FORMER_SETTINGS
 from ropaws.training.hardware import Precision
 from ropaws.training.optim import OptimConfig
 from ropaws.training.trackers import TrackerName
 
 LARGEST = sys.float_info.max
-FORMER_NAMES = (("data", "picture_size", "image_size"), ("augment", "grey", "grayscale"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def from_json(values: object) -> RunConfig:
 def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
     """Fields that 0.1.0 called by another name."""
     values = dict(values)
-    for section, former, current in FORMER_NAMES:
+    for section, former, current in FORMER_SETTINGS:
         part = values.get(section)
         if isinstance(part, dict) and former in part and current not in part:
             values[section] = {current if name == former else name: item for name, item in part.items()}

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, cast, get_origin, get_type_hints, is_typeddict
 
 import torch
 from rich.console import Console
@@ -247,7 +247,17 @@ def read_evaluation(run: Path) -> Evaluation:
         found = read_json(run / EVALUATION)
     except (OSError, ValueError):
         return Evaluation()
-    return cast(Evaluation, found) if isinstance(found, dict) else Evaluation()
+    kinds = {name: _json_type(hint) for name, hint in get_type_hints(Evaluation).items()}
+    items = found.items() if isinstance(found, dict) else ()
+    return cast(
+        Evaluation, {name: value for name, value in items if isinstance(value, kinds.get(name, object))}
+    )
+
+
+def _json_type(hint: Any) -> Any:
+    if hint is float:
+        return int | float
+    return dict if is_typeddict(hint) else get_origin(hint)
 
 
 def _soft_nn(run: Run, _: Evaluation) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ropaws.cli.parsing import parse
 from ropaws.methods import import_method
 from ropaws.report.compare_page import write_comparison
 from ropaws.report.comparison import compare_runs
-from ropaws.report.run_files import RunFiles
+from ropaws.report.run_files import RunFiles, figure
 from ropaws.report.run_page import write_report
 from ropaws.report.tables import COLUMNS
 from ropaws.report.verdict import verdict
@@ -85,7 +85,7 @@ def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) ->
     console = Console()
     shown = {part: not only or part in only for part in PARTS}
     rows = [
-        [name, f"{results[key]:.1f}" if key == "seconds" else _percent(results[key])]
+        [name, f"{figure(results[key]) or 0:.1f}" if key == "seconds" else percent(results[key])]
         for key, name in MEASURES.items()
         if key in results
     ]
@@ -95,7 +95,7 @@ def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) ->
         rivals = {"soft nearest neighbors": results.get("accuracy")}
         rivals |= {name: results.get("baselines", {}).get(key) for key, name in RIVALS.items()}
         rivals["supervised baseline"] = results.get("supervised", {}).get("accuracy")
-        ways = [[name, _percent(value)] for name, value in rivals.items() if value is not None]
+        ways = [[name, percent(value)] for name, value in rivals.items() if value is not None]
         console.print(_table("Accuracy of other ways", ["classifier", "accuracy"], ways))
     if shown["snapshots"] and only and "over_training" not in results:
         print("There are no snapshots; train with --train.keep-every STEPS.")
@@ -103,7 +103,7 @@ def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) ->
         steps = [
             [
                 "fixed point" if row["iterations"] is None else str(row["iterations"]),
-                *(_percent(row.get(key)) for key in ("accuracy", "confidence_in", "confidence_out")),
+                *(percent(row.get(key)) for key in ("accuracy", "confidence_in", "confidence_out")),
             ]
             for row in results["propagation"]
         ]
@@ -120,13 +120,14 @@ def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
             f" (in-domain probability below {pool['threshold']:.2f})."
         )
         if "accuracy" in pool:
-            print(f"Of {pool['known']:,} whose true class is known, {_percent(pool['accuracy'])} get it.")
+            print(f"Of {pool['known']:,} whose true class is known, {percent(pool['accuracy'])} get it.")
     if results.get("label_errors") and shown["labels"]:
         print(f"{len(results['label_errors'])} suspected label errors; `ropaws report` shows them.")
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
+def percent(value: object) -> str:
+    """A fraction as text; "-" where there is none."""
+    return "-" if (found := figure(value)) is None else f"{100 * found:.1f} %"
 
 
 def _console() -> Console:

@@ -12,18 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes as published
+from ropaws.analysis.evaluate import read_evaluation
 from ropaws.analysis.finetune import EPOCHS, RATES
 from ropaws.analysis.finetune import finetune as finetune_run
 from ropaws.auto_config import Choice, fit_settings, parse_budget
-from ropaws.cli.analyze import write_page
+from ropaws.cli.analyze import percent, write_page
 from ropaws.cli.parsing import parse, parse_known
 from ropaws.config import RunConfig, read_config, to_json, with_method
 from ropaws.data.files.reading import ImageFiles
 from ropaws.distributed import planned_place
 from ropaws.methods import import_method, make_method, method_name
 from ropaws.report.tables import COLUMNS
-from ropaws.runs.atomic import read_json
-from ropaws.runs.layout import EVALUATION
 from ropaws.runs.run import Run
 from ropaws.training.train import TrainedRun, resume_run, train_run
 
@@ -246,20 +245,14 @@ def finetune(arguments: list[str]) -> None:
     )
     chosen, name = results["chosen"], "linear probe" if command.linear else "fine-tuned"
     print(f"{name}: learning rate {chosen['rate']:g}, {chosen['epochs']} epochs")
-    tested = command.run / EVALUATION
-    before = read_json(tested) if tested.exists() else {}
-    ways: dict[str, Any] = {
-        "soft nearest neighbors": before if isinstance(before, dict) else {},
-        name: results,
-    }
+    ways: dict[str, Any] = {"soft nearest neighbors": read_evaluation(command.run), name: results}
     table = Table(title=str(command.run))
     table.add_column("measure")
     for way in ways:
         table.add_column(way, justify="right")
     for key in ("accuracy", "confidence_in", "confidence_out", "ece", "auroc"):
         if key in results:
-            cells = (f"{100 * way[key]:.1f} %" if key in way else "-" for way in ways.values())
-            table.add_row(COLUMNS[key], *cells)
+            table.add_row(COLUMNS[key], *(percent(way.get(key)) for way in ways.values()))
     Console().print(table)
 
 

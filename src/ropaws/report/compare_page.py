@@ -6,7 +6,7 @@ from pathlib import Path
 from ropaws.report.charts import line_chart
 from ropaws.report.comparison import Comparison, Group
 from ropaws.report.page import esc, page, percent, table, write_page
-from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.report.run_files import MissingError, RunFiles, figure
 from ropaws.runs.layout import ENVIRONMENT
 
 
@@ -60,8 +60,8 @@ def _class_means(group: Group) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for files in group.runs:
         found = files.evaluation.get("per_class")
-        for name, value in found.items() if isinstance(found, dict) else ():
-            if isinstance(value, int | float):
+        for name, item in found.items() if isinstance(found, dict) else ():
+            if (value := figure(item)) is not None:
                 values.setdefault(str(name), []).append(value)
     return {name: statistics.mean(items) for name, items in values.items()}
 
@@ -72,17 +72,17 @@ def _over_training(comparison: Comparison) -> str:
     for title in ("accuracy", "AUROC"):
         series = {}
         for group in comparison.groups:
-            points: dict[int, list[float]] = {}
+            points: dict[float, list[float]] = {}
             for files in group.runs:
                 for steps, value in _kept(files, title):
                     points.setdefault(steps, []).append(value)
-            series[group.name] = [(float(s), statistics.mean(v)) for s, v in sorted(points.items())]
+            series[group.name] = [(step, statistics.mean(v)) for step, v in sorted(points.items())]
         if any(series.values()):
             charts.append(f"<figure>{line_chart(series, x_label='step', y_label=title)}</figure>")
     return f'<div class="columns">{"".join(charts)}</div>' if charts else ""
 
 
-def _kept(files: RunFiles, title: str) -> list[tuple[int, float]]:
+def _kept(files: RunFiles, title: str) -> list[tuple[float, float]]:
     """Steps and figure of each snapshot; none where that part of the run is damaged."""
     try:
         found = [
@@ -91,7 +91,8 @@ def _kept(files: RunFiles, title: str) -> list[tuple[int, float]]:
         ]
     except (KeyError, IndexError, TypeError, AttributeError):
         return []
-    return [(steps, value) for steps, value in found if isinstance(value, int | float)]
+    numbers = [(figure(steps), figure(value)) for steps, value in found]
+    return [(steps, value) for steps, value in numbers if steps is not None and value is not None]
 
 
 def _runs(comparison: Comparison) -> str:
@@ -103,5 +104,7 @@ def _runs(comparison: Comparison) -> str:
             except MissingError:
                 made_with = {}
             where = " ".join(str(made_with.get(key, "?")) for key in ("device", "precision"))
-            rows.append([files.run, group.name, seed, percent(files.evaluation.get("accuracy")), where])
+            rows.append(
+                [files.run, group.name, seed, percent(figure(files.evaluation.get("accuracy"))), where]
+            )
     return table(["folder", "row", "seed", "accuracy", "trained on"], rows)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.report.run_files import MissingError, RunFiles, figure
 from ropaws.report.tables import COLUMNS, mean_and_deviation
-from ropaws.runs.layout import WITHOUT_EFFECT
+from ropaws.runs.layout import FORMER_SETTINGS, LATER_SETTINGS, WITHOUT_EFFECT
 
 SEED = "train.seed"
 # Runs that differ in these alone are repetitions.
@@ -82,7 +82,7 @@ def compare_runs(folders: Sequence[Path | str]) -> Comparison:
     for folder in dict.fromkeys(Path(folder) for folder in folders):
         files = RunFiles(folder)
         try:
-            settings, evaluation = _flat(files.config), files.evaluation
+            settings, evaluation = _settings(files.config), files.evaluation
         except MissingError as reason:
             left_out.append(f"{folder}: {reason}")
             continue
@@ -91,8 +91,8 @@ def compare_runs(folders: Sequence[Path | str]) -> Comparison:
         group.runs.append(files)
         group.seeds.append(settings.get(SEED))
         for name in MEASURES:
-            if isinstance(evaluation.get(name), int | float):
-                group.figures.setdefault(name, []).append(evaluation[name])
+            if (value := figure(evaluation.get(name))) is not None:
+                group.figures.setdefault(name, []).append(value)
     if not groups:
         raise ValueError("no run to compare: " + "; ".join(left_out or ["name at least one run folder"]))
     listed = list(groups.values())
@@ -100,6 +100,15 @@ def compare_runs(folders: Sequence[Path | str]) -> Comparison:
     for group in listed:
         group.name = _name(group, listed, varied)
     return Comparison(listed, varied, left_out)
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings by their current names; what 0.1.0 did not have is as it was then."""
+    flat = {**LATER_SETTINGS, **_flat(config)}
+    for section, former, current in FORMER_SETTINGS:
+        if f"{section}.{former}" in flat:
+            flat[f"{section}.{current}"] = flat.pop(f"{section}.{former}")
+    return flat
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

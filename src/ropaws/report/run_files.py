@@ -5,7 +5,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropaws.runs.layout import CONFIG, DATA, EVALUATION, GALLERY, METRICS, SUPERVISED
+from ropaws.runs.layout import CONFIG, DATA, EVALUATION, FORMER_GALLERY, GALLERY, METRICS, SUPERVISED
+
+LARGEST = 1e12  # of a figure: they are fractions, steps and seconds
 
 
 class MissingError(Exception):
@@ -25,11 +27,15 @@ class RunFiles:
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
-        return self.read(EVALUATION)
+        found = self.read(EVALUATION)
+        if "doubts" in found:  # as 0.1.0 called them
+            found.setdefault("label_errors", found["doubts"])
+        return found
 
     @cached_property
     def gallery(self) -> dict[str, Any]:
-        return self.read(GALLERY)
+        is_former = (self.run / FORMER_GALLERY).exists() and not (self.run / GALLERY).exists()
+        return self.read(FORMER_GALLERY if is_former else GALLERY)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -63,7 +69,7 @@ class RunFiles:
         for line in lines:
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and "step" in row:
                 rows.append(row)
@@ -95,6 +101,13 @@ class RunFiles:
         except (MissingError, KeyError, AttributeError):
             return None
         return uri if isinstance(uri, str) and uri.startswith("data:image/") else None
+
+
+def figure(value: object) -> float | None:
+    """A figure as it should be; None for anything else that a damaged file may hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        return None
+    return float(value)
 
 
 def _read_object(path: Path, run: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.report.run_files import MissingError, RunFiles, figure
 
 TOLD_APART = 0.6  # AUROC below which a share of out-of-class images means little
 
@@ -20,9 +20,9 @@ def _accuracy_sentence(files: RunFiles) -> str:
         evaluation = files.evaluation
     except MissingError:
         return ""
-    accuracy = evaluation.get("accuracy")
+    accuracy = figure(evaluation.get("accuracy"))
     if accuracy is None:
-        left_out = evaluation.get("leave_one_out")
+        left_out = figure(evaluation.get("leave_one_out"))
         if left_out is None:
             return ""
         return (
@@ -30,7 +30,7 @@ def _accuracy_sentence(files: RunFiles) -> str:
             f" {left_out:.0%} of the labeled images are classified correctly by the others"
             f"{_worth(files, left_out)}."
         )
-    alone = (files.supervised or {}).get("accuracy")
+    alone = figure((files.supervised or {}).get("accuracy"))
     if alone is None or is_supervised(files):
         return f"The accuracy on unseen test images is {accuracy:.1%}."
     change = accuracy - alone
@@ -60,7 +60,11 @@ def is_supervised(files: RunFiles) -> bool:
 def _test_images(evaluation: dict[str, Any]) -> int:
     """In-class test images that were counted; 0 if that is not known."""
     matrix = evaluation.get("confusion")
-    return sum(map(sum, matrix)) if isinstance(matrix, list) else 0
+    try:
+        counted = figure(sum(map(sum, matrix))) if isinstance(matrix, list) else 0
+    except (TypeError, ValueError):
+        return 0
+    return max(0, int(counted or 0))
 
 
 def _tested(evaluation: dict[str, Any]) -> str:
@@ -71,16 +75,19 @@ def _tested(evaluation: dict[str, Any]) -> str:
 def _standard_error(first: float, second: float, evaluation: dict[str, Any]) -> float:
     """Of the difference of two accuracies on as many test images as were counted."""
     images = _test_images(evaluation)
-    return math.sqrt((first * (1 - first) + second * (1 - second)) / images) if images else 0.0
+    variance = first * (1 - first) + second * (1 - second)
+    return math.sqrt(max(0.0, variance) / images) if images else 0.0
 
 
 def _pool_sentence(files: RunFiles) -> str:
     try:
         pool = files.found("pool")
-        truly = pool.get("truly_out_of_class")
-        sentence = f"{pool['out_of_class']:.0%} of the pool looks out-of-class"
+        share, truly = figure(pool["out_of_class"]), figure(pool.get("truly_out_of_class"))
+        if share is None:
+            return ""
+        sentence = f"{share:.0%} of the pool looks out-of-class"
         sentence += f"; {truly:.0%} truly is." if truly is not None else "."
-        auroc = files.evaluation.get("auroc")
+        auroc = figure(files.evaluation.get("auroc"))
         if auroc is not None and auroc < TOLD_APART:
             sentence += f" But the two are hardly separated (AUROC {auroc:.0%}), so this says little."
         return sentence

@@ -21,6 +21,7 @@ INPUTS = "inputs"  # arrays that train_on was given
 EMBEDDINGS = "embeddings.safetensors"  # what the method says of the pool and of the test images
 EVALUATION = "evaluation.json"
 GALLERY = "gallery.json"  # thumbnails and what they show
+FORMER_GALLERY = "pictures.json"  # as 0.1.0 called it
 REPORT = "report.html"
 SUPERVISED = "supervised"  # a run of the supervised baseline
 FINETUNED = "finetuned"  # a run of the fine-tuned network
@@ -35,3 +36,7 @@ WITHOUT_EFFECT = frozenset((
     "train.log",
     "data.workers", "data.cache", "data.cache_gb", "data.memory_gb", "data.download", "data.root",
 ))  # fmt: skip
+
+# Settings that 0.1.0 called by another name (section, former, current), and those that it did not have.
+FORMER_SETTINGS = (("data", "picture_size", "image_size"), ("augment", "grey", "grayscale"))
+LATER_SETTINGS = {"optim.name": "lars", "optim.schedule": "cosine", "support.images_per_step": None}
