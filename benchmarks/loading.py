@@ -24,6 +24,7 @@ from timing import interleaved, median_ratio, write_results
 from torch.utils.data import DataLoader, Dataset
 
 from ropaws import recipes
+from ropaws.batch import Batch
 from ropaws.data.augment import Normalization
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.streaming import ImageStack
@@ -34,7 +35,7 @@ from ropaws.training.hardware import keep_freed_memory
 from ropaws.training.loop import fit
 from ropaws.training.optim import LARS
 
-GALLERY, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
+IMAGES, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
 SIZES = {96: 110, 224: 256}  # pixels of a view: pixels that are kept of an image
 STEPS = 8
 
@@ -43,7 +44,7 @@ def write_images(folder: Path) -> list[Path]:
     """Photographs in kind: large smooth forms, edges and some grain, at camera quality."""
     random = np.random.default_rng(0)
     paths = []
-    for index in range(GALLERY):
+    for index in range(IMAGES):
         width, height = int(random.integers(440, 560)), int(random.integers(330, 420))
         forms, detail = (
             Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)).resize((width, height), 3)
@@ -106,12 +107,13 @@ def stream(stack: ImageStack, recipe: str = "demo", **augment: float) -> BatchSt
     one_label = torch.zeros(1, dtype=torch.long)
     data = TrainingData(stack, one_label, one_label, Normalization((0.5,) * 3, (0.25,) * 3))
     support = SupportConfig(images_per_class=1, views=1)
-    return BatchStream(data, replace(config.augment, **augment), support, BATCH, seed=0)
+    view = replace(config.augment, **augment)
+    return BatchStream(data, config.method.views(view), view, support, BATCH, seed=0, size=view.size)
 
 
 def images_per_second(paths: list[Path], folder: Path) -> dict[str, object]:
     results: dict[str, object] = {}
-    batches = GALLERY // BATCH
+    batches = IMAGES // BATCH
     for view, size in SIZES.items():
         cache = SquareCache(folder / f"cache-{size}", 4 * 2**30)
         ways = {
@@ -141,13 +143,13 @@ def loader_share(paths: list[Path], folder: Path) -> dict[str, object]:
                 stack[torch.arange(len(stack))]  # fills it
             config = recipes.get("demo")
             source = stream(stack, size=view, small_size=round(0.6 * view), small_crops=0)
-            model = build_encoder(config.model, channels=3)
+            model = config.method.build(build_encoder(config.model, channels=3), classes=1, pool=len(stack))
             waits, total = timed_steps(source, model, config.method)
             share = round(sum(waits) / sum(total), 3)
             results[f"{view}px, {name}"] = {
                 "seconds_a_step": round(statistics.median(total), 2), "share_of_loader": share,
             }  # fmt: skip
-            print(f"{view} px, {name}: {statistics.median(total):.2f} s a step, {share:.1%} of it waiting")
+            print(f"{view} px, {name}: {statistics.median(total):.2f} s per step, {share:.1%} of it waiting")
     return results
 
 
@@ -163,7 +165,13 @@ def timed_steps(source: BatchStream, model, method) -> tuple[list[float], list[f
             except StopIteration:
                 return
             waits.append(time.perf_counter() - began)
-            yield step, source.views(step, pixels), source.support_batch(step, pixels)
+            yield Batch(
+                step,
+                STEPS + 2,
+                source.unlabeled_views(step, pixels.unlabeled),
+                pixels.pool_index,
+                source.support_batch(step, pixels.labeled),
+            )
 
     began = time.perf_counter()
     steps = fit(model, method, watched(), LARS(model.parameters(), lr=0.1), lambda step: 0.1)
@@ -179,10 +187,10 @@ def main() -> None:
         (folder / "images").mkdir()
         began = time.perf_counter()
         paths = write_images(folder / "images")
-        print(f"{GALLERY} images written in {time.perf_counter() - began:.0f} s")
+        print(f"{IMAGES} images written in {time.perf_counter() - began:.0f} s")
         sizes = [path.stat().st_size for path in paths]
         results: dict[str, object] = {
-            "images": GALLERY, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
+            "images": IMAGES, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
             "batch": BATCH, "workers": WORKERS, "turns": REPEATS,
         }  # fmt: skip
         results |= images_per_second(paths, folder)

@@ -5,8 +5,8 @@ python benchmarks/paper_small.py --data FOLDER [--runs FOLDER] [--only main step
 FOLDER has cifar10.npz, cifar100.npz, tinyimagenet32.npz and svhn.npz (train_images, train_labels,
 test_images, test_labels; 32 px). Trained from scratch, the effect needs a hundred thousand steps of a
 WRN-28-2. The cheapest setting found in which it shows is this one: features of a frozen network that was
-trained on ImageNet (frozen_features.py), and projection heads that start from a hundred steps on the labels
-alone; then PAWS or RoPAWS with the paper's settings. A run takes about 15 seconds on one core, all of
+trained on ImageNet (frozen_features.py), and projection heads that start from a hundred steps on the labeled
+images; then PAWS or RoPAWS with the paper's settings. A run takes about 15 seconds on one core, all of
 them about an hour. Every run is a file, so it can be interrupted, and shared among processes (--share).
 Writes results/paper_small.json.
 """
@@ -27,27 +27,26 @@ from frozen_features import VIEWS, Features, frozen_features
 from timing import write_results
 from torch import Tensor, nn
 
-from ropaws.batch import Support, Views
+from ropaws.batch import Batch, Support
 from ropaws.data.samplers import SupportConfig, support_indices, unlabeled_indices
 from ropaws.data.splits import draw_split
-from ropaws.evaluation.in_domain import fitted_prior_temperature, nearest_fellow
-from ropaws.evaluation.soft_nn import evaluate_soft_nn
+from ropaws.evaluation.figures import evaluation_figures
 from ropaws.evaluation.sskde import fit_sskde
-from ropaws.methods import PAWS, Method, RoPAWS, Supervised
-from ropaws.methods.propagation import Kernel, pool_posterior
+from ropaws.methods import PAWS, LabeledEmbeddings, Method, RoPAWS, Supervised
+from ropaws.methods.propagation import pool_posterior
 from ropaws.models.encoder import Encoder
 from ropaws.models.heads import projection_head
-from ropaws.training.checkpoint import write_json
+from ropaws.runs.atomic import write_json
 from ropaws.training.loop import fit
 from ropaws.training.optim import LARS
 from ropaws.training.schedules import warmup_cosine
 
 CLASSES = 10
 BATCH = 256
-START_STEPS, START_PEAK = 100, 1.6  # on the labels alone
+START_STEPS, START_PEAK = 100, 1.6  # on the labeled images alone
 STEPS, PEAK = 300, 0.8
 SEEDS = (0, 1, 2)
-# extra images -> in-class images a class in the pool: the paper's shares of out-of-class images, about 50 %
+# extra images -> in-class images per class in the pool: the paper's shares of out-of-class images, about 50 %
 # with CIFAR-100, 60 % with SVHN and 67 % with Tiny-ImageNet
 MIXES = {"none": 500, "cifar100": 500, "tiny": 208, "svhn": 200}
 IN_CLASS = 500
@@ -73,7 +72,7 @@ class Job:
     """One run."""
 
     mix: str
-    labels: int  # a class
+    labels: int  # per class
     variant: str
     steps: int = STEPS
     seed: int = 0
@@ -167,7 +166,7 @@ def _features(data: Path, runs: Path, name: str, part: str, chosen: np.ndarray |
 
 
 def run_job(job: Job, pool: Pool) -> dict[str, Any]:
-    """Start on the labels, train, test; figures at the start, at the end and in between."""
+    """Start on the labeled images, train, test; figures at the start, at the end and in between."""
     split = draw_split(
         pool.labels, tuple(map(str, range(CLASSES))), labels_per_class=job.labels, seed=job.seed
     )
@@ -178,7 +177,9 @@ def run_job(job: Job, pool: Pool) -> dict[str, Any]:
     for _ in _train(model, Supervised(), pool, split.indices, split.labels, job, start, START_PEAK):
         pass
     every = max(1, job.steps // 6)
-    steps = _train(model, VARIANTS[job.variant], pool, split.indices, split.labels, job, job.steps, PEAK)
+    method = VARIANTS[job.variant]
+    method.build(model, classes=CLASSES, pool=len(pool.views))  # RoPAWS adds a buffer
+    steps = _train(model, method, pool, split.indices, split.labels, job, job.steps, PEAK)
     curve = [{"step": 0, **_test(model, pool, split.indices, split.labels)}]
     curve += [
         {"step": step + 1, **_test(model, pool, split.indices, split.labels)}
@@ -212,24 +213,23 @@ def _train(
         yield taken.step
 
 
-def _batches(
-    pool: Pool, indices: Tensor, labels: Tensor, job: Job, steps: int
-) -> Iterator[tuple[int, Views, Support]]:
+def _batches(pool: Pool, indices: Tensor, labels: Tensor, job: Job, steps: int) -> Iterator[Batch]:
     """Views are drawn from those that were computed: two large ones, the others as crops."""
     settings = SupportConfig(images_per_class=min(16, job.labels), views=VIEWS)
     for step in range(steps):
         random = torch.Generator().manual_seed(job.seed * 1_000_003 + step)
         rows = unlabeled_indices(step, batch=BATCH, pool=len(pool.views), seed=job.seed)
         order = torch.rand(BATCH, VIEWS, generator=random).argsort(dim=1)
-        first, second, *crops = (_as_images(pool.views[rows, order[:, v]]) for v in range(VIEWS))
+        views = {f"view{v}": _as_images(pool.views[rows, order[:, v]]) for v in range(VIEWS)}
         positions, classes = support_indices(step, labels, settings, seed=job.seed)
         shown = pool.views[indices[positions]]  # (k, views, features): all views of each
         support = Support(
             _as_images(shown.transpose(0, 1).flatten(0, 1)),
             F.one_hot(classes.repeat(VIEWS), CLASSES).float(),
             positions.repeat(VIEWS),
+            labels[positions].repeat(VIEWS),
         )
-        yield step, Views(first, second, tuple(crops)), support
+        yield Batch(step, steps, views, rows, support)
 
 
 def _as_images(rows: Tensor) -> Tensor:
@@ -246,26 +246,20 @@ def _embed(model: Encoder, rows: Tensor) -> Tensor:
 
 
 def _test(model: Encoder, pool: Pool, indices: Tensor, labels: Tensor) -> dict[str, float]:
-    return evaluate_soft_nn(
-        _embed(model, pool.test),
-        pool.truth,
-        _embed(model, pool.center[indices]),
-        labels,
-        classes=CLASSES,
-        temperature=0.1,
-    )
+    support = LabeledEmbeddings(_embed(model, pool.center[indices]), labels, CLASSES)
+    return evaluation_figures(PAWS().classify(_embed(model, pool.test), support), pool.truth)
 
 
 def _analyses(model: Encoder, pool: Pool, indices: Tensor, labels: Tensor) -> dict[str, Any]:
     """Label propagation step by step (the paper's Tables 11 and 14), and SSKDE (Table 9)."""
-    test, support = _embed(model, pool.test), _embed(model, pool.center[indices])
+    test = _embed(model, pool.test)
+    support = LabeledEmbeddings(_embed(model, pool.center[indices]), labels, CLASSES)
     known = pool.truth >= 0
-    prior = fitted_prior_temperature(nearest_fellow(support, labels), 0.7)
-    kernel = Kernel(temperature=0.1, prior_temperature=prior)
+    kernel = PAWS().kernel(support)
     table = []
     for iterations in (1, 2, 3, None):
         probs = pool_posterior(
-            test, support, F.one_hot(labels, CLASSES).float(), kernel, iterations=iterations, voters=None
+            test, support.embeddings, support.one_hot, kernel, iterations=iterations, voters=None
         ).probs
         confidence, predicted = probs.max(dim=1)
         row = {
@@ -276,8 +270,9 @@ def _analyses(model: Encoder, pool: Pool, indices: Tensor, labels: Tensor) -> di
         if not known.all():
             row["confidence_out"] = float(confidence[~known].mean())
         table.append(row)
-    pool = _embed(model, pool.center)[::4]
-    sskde = fit_sskde(support, labels, pool, classes=CLASSES)(test[known]).argmax(dim=1)
+    some = _embed(model, pool.center)[::4]
+    density = fit_sskde(support.embeddings, labels, some, classes=CLASSES)
+    sskde = density(test[known]).argmax(dim=1)
     return {"propagation": table, "sskde": float((sskde == pool.truth[known]).double().mean())}
 
 

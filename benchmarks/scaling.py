@@ -26,7 +26,7 @@ from ropaws import recipes
 from ropaws.config import to_json
 from ropaws.data.sources import DataConfig
 from ropaws.models import build_encoder
-from ropaws.training.checkpoint import write_json
+from ropaws.runs.atomic import write_json
 
 STEPS, WARM_UP, TURNS, BATCH = 14, 4, 3, 128
 
@@ -69,7 +69,7 @@ def main() -> None:
             for number, (way, (processes, threads)) in enumerate(WAYS.items()):
                 out = folder / f"run-{turn}-{number}"
                 seconds[way] += train(folder / "config.json", out, processes, threads)
-                print(f"{way}: {statistics.median(seconds[way]):.2f} s a step", flush=True)
+                print(f"{way}: {statistics.median(seconds[way]):.2f} s per step", flush=True)
     medians = {way: statistics.median(times) for way, times in seconds.items()}
     first = medians["one process"]
     write_results(

@@ -31,7 +31,7 @@ from ropaws.config import to_json
 from ropaws.data.augment import AugmentConfig
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
-from ropaws.training.checkpoint import write_json
+from ropaws.runs.atomic import write_json
 
 CLASSES, LABELED, POOL, CORRUPT = 4, 5, 200, 10
 # Runs `ropaws`, but every twentieth image takes a tenth of a second, as on a disk that others use.

@@ -18,9 +18,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from timing import interleaved, median_ratio, write_results
+from torch import nn
 
 from ropaws import recipes
-from ropaws.batch import Embeddings, Support, Views
+from ropaws.batch import Batch, Embeddings, Support
 from ropaws.data.corpus import measure_normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.methods import PAWS, Method, RoPAWS
@@ -36,23 +37,30 @@ METHODS: dict[str, Method] = {
 
 
 def training_steps(recipe: str, *, channels: int, size: int, classes: int) -> dict[str, Callable[[], None]]:
-    """One full step a method on random images: views, forward, loss, backward, LARS."""
+    """One full step per method on random images: views, forward, loss, backward, LARS."""
     config = recipes.get(recipe)
     half = half_type(choose_precision("auto", torch.device("cpu")))
     images = torch.randint(0, 256, (4000, channels, size, size), dtype=torch.uint8)
     indices = torch.arange(4000)
     data = TrainingData(images, indices, indices % classes, measure_normalization(images))
-    stream = BatchStream(data, config.augment, config.support, config.train.batch, seed=0)
 
     def step_of(method: Method) -> Callable[[], None]:
-        model = build_encoder(config.model, channels=channels, autocast=half)
+        stream = BatchStream(
+            data,
+            method.views(config.augment),
+            method.labeled_view(config.augment),
+            config.support,
+            config.train.batch,
+            seed=0,
+            size=config.augment.size,
+        )
+        encoder = build_encoder(config.model, channels=channels, autocast=half)
+        model = method.build(encoder, classes=classes, pool=len(images))
         optimizer = LARS(model.parameters(), lr=0.1)
 
         def step() -> None:
-            losses = method.step(
-                model, stream.views(0, stream.pixels(0)), stream.support_batch(0, stream.pixels(0))
-            )
-            losses.total.backward()
+            (batch,) = stream.batches(0, 1)
+            method.step(model, batch).total.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -61,14 +69,14 @@ def training_steps(recipe: str, *, channels: int, size: int, classes: int) -> di
     return {name: step_of(METHODS[name]) for name in ("paws", "ropaws")}
 
 
-class GivenEmbeddings:
+class GivenEmbeddings(nn.Module):
     """Stands for the network: looks up embeddings, so that only the loss is timed."""
 
     def __init__(self, rows: int, dims: int) -> None:
+        super().__init__()
         self.rows = F.normalize(torch.randn(rows, dims), dim=1).requires_grad_()
-        self.support_gap = torch.tensor(float("nan"))
 
-    def __call__(self, batches: list[torch.Tensor]) -> list[Embeddings]:
+    def forward(self, batches: list[torch.Tensor]) -> list[Embeddings]:
         return [Embeddings(self.rows[batch], self.rows[batch]) for batch in batches]
 
 
@@ -78,12 +86,12 @@ def loss_parts(
     supports = classes * images
     model = GivenEmbeddings(supports + unlabeled * (2 + crops), dims)
     labels = F.one_hot(torch.arange(supports) // images, classes).float()
-    support = Support(torch.arange(supports), labels, torch.arange(supports))
-    first, second, *small = (supports + i * unlabeled + torch.arange(unlabeled) for i in range(2 + crops))
-    views = Views(first, second, tuple(small))
+    support = Support(torch.arange(supports), labels, torch.arange(supports), labels.argmax(dim=1))
+    views = {f"view{i}": supports + i * unlabeled + torch.arange(unlabeled) for i in range(2 + crops)}
+    batch = Batch(0, 1, views, torch.arange(unlabeled), support)
+    METHODS["ropaws_auto"].build(model, classes=classes, pool=unlabeled)  # its buffer
     return {
-        name: (lambda m=method: m.step(model, views, support).total.backward())
-        for name, method in METHODS.items()
+        name: (lambda m=method: m.step(model, batch).total.backward()) for name, method in METHODS.items()
     }
 
 

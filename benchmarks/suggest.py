@@ -3,8 +3,8 @@
 python benchmarks/suggest.py [--seeds 3] [--runs runs/suggest] [--counts 20 60]
 
 Starts from the demo's RoPAWS runs with 4 labels for each of five classes. So many more images are labeled
-by their true class, those that `ropaws suggest` names or random ones, and the run is trained anew with all
-labels; so is the same network on the labels alone, which says what the labels are worth without the chance
+by their true class, those that `ropaws suggest` names or random ones, and the run is trained again with all
+labels; so is the supervised baseline, which says what the labels are worth without the chance
 that a short semi-supervised run loses a class. Half of the pool belongs to no class; labeling such an image
 is a label spent, which adds nothing.
 Finished runs are used again, so it can be interrupted. Writes results/suggest.json.
@@ -23,12 +23,12 @@ from timing import write_results
 from torch import Tensor
 
 from ropaws import recipes
-from ropaws.analysis.suggest import suggestions
+from ropaws.analysis.suggest import find_suggestions
 from ropaws.bench.demo import train_once
 from ropaws.data.datasets.truth import embedded_truth
 from ropaws.data.sources import load_corpus
 from ropaws.methods import Supervised
-from ropaws.runs.run import Material, load_material
+from ropaws.runs.run import Run
 
 
 def truth_of(images: Tensor, classes: int) -> Tensor:
@@ -37,15 +37,13 @@ def truth_of(images: Tensor, classes: int) -> Tensor:
     return torch.where(labels < classes, labels, -1)
 
 
-def suggested(material: Material, count: int) -> list[int]:
-    place_of = {int(image): place for place, image in enumerate(material.embedded.pool_index)}
-    return [place_of[item["image"]] for item in suggestions(material, count)]
+def suggested(run: Run, count: int) -> Tensor:
+    return torch.tensor([item["image"] for item in find_suggestions(run, count)])
 
 
-def at_random(material: Material, count: int) -> list[int]:
-    random = torch.Generator().manual_seed(1000 + material.config.train.seed)
-    places: list[int] = torch.randperm(len(material.embedded.pool), generator=random)[:count].tolist()
-    return places
+def at_random(run: Run, count: int) -> Tensor:
+    random = torch.Generator().manual_seed(1000 + run.config.train.seed)
+    return run.pool.positions[torch.randperm(len(run.pool.positions), generator=random)[:count]]
 
 
 def write_pool(source: Path) -> None:
@@ -61,20 +59,19 @@ def write_pool(source: Path) -> None:
     )
 
 
-def retrained(material: Material, places: list[int], folder: Path, console: Console) -> dict[str, float]:
-    """Accuracy by method, trained anew with the old labels and the new ones."""
+def retrained(run: Run, images: Tensor, folder: Path, console: Console) -> dict[str, float]:
+    """Accuracy by method, trained again with the old labels and the new ones."""
     source = folder.parent / "pool.npz"
     if not source.exists():
         write_pool(source)
-    images = material.embedded.pool_index[places]
-    chosen = images[truth_of(images, material.classes) >= 0].tolist()
-    lines = "".join(f"{index}\n" for index in [*material.facts.split.indices.tolist(), *chosen])
+    chosen = images[truth_of(images, len(run.class_names)) >= 0].tolist()
+    lines = "".join(f"{index}\n" for index in [*run.facts.split.indices.tolist(), *chosen])
     split = folder.with_suffix(".txt")
     if split.exists() and split.read_text() != lines:
         raise SystemExit(f"{split} names other labels than are chosen now; remove it and {folder}*")
     split.write_text(lines)
-    data = replace(material.config.data, source=str(source), split=split)
-    config = replace(material.config, data=data)
+    data = replace(run.config.data, source=str(source), split=split)
+    config = replace(run.config, data=data)
     return {
         "ropaws": train_once(config, folder, console)["accuracy"],
         "supervised": train_once(
@@ -83,7 +80,7 @@ def retrained(material: Material, places: list[int], folder: Path, console: Cons
     }
 
 
-WAYS: dict[str, Callable[[Material, int], list[int]]] = {"random": at_random, "suggested": suggested}
+WAYS: dict[str, Callable[[Run, int], Tensor]] = {"random": at_random, "suggested": suggested}
 
 
 def main() -> None:
@@ -109,13 +106,13 @@ def main() -> None:
         before["supervised"].append(
             train_once(alone, folder.with_name(f"{folder.name}-supervised"), console)["accuracy"]
         )
-        material = load_material(folder)
+        run = Run(folder)
         for way, choose in WAYS.items():
             for n in options.counts:
-                places = choose(material, n)
-                truth = truth_of(material.embedded.pool_index[places], material.classes)
+                images = choose(run, n)
+                truth = truth_of(images, len(run.class_names))
                 in_class[way].append(float((truth >= 0).double().mean()))
-                figures = retrained(material, places, options.runs / f"seed{seed}-{way}-{n}", console)
+                figures = retrained(run, images, options.runs / f"seed{seed}-{way}-{n}", console)
                 for method, accuracy in figures.items():
                     found[method][way][n].append(accuracy)
     write_results(

@@ -4,7 +4,7 @@ python scripts/embed_fashion_mnist.py FOLDER    (the folder with *-ubyte.gz; Deb
 dataset-fashion-mnist puts them into /usr/share/datasets/fashion-mnist)
 
 The training part, an uncurated pool of 5,000, comes from the official training set and the test
-part from the official test set. Half of each is out-of-class. The labels of 100 pool images a
+part from the official test set. Half of each is out-of-class. The labels of 100 pool images per
 class are in fashion.npz, for splits to grant; those of all the rest are in pool_truth.npz, which
 evaluation may read and training does not. The choice is random from a fixed seed, so the files
 can be made again.
@@ -18,11 +18,11 @@ import numpy as np
 
 IN_CLASS = {"t-shirt": 0, "trouser": 1, "pullover": 2, "dress": 3, "coat": 4}
 OUT_OF_CLASS = {"sandal": 5, "shirt": 6, "sneaker": 7, "bag": 8, "ankle boot": 9}
-POOL = 500  # images a class in the pool, of all ten classes
-CANDIDATES = 100  # of them, images an in-class that may be labeled
-TEST = 200  # images a class in the test set, of all ten classes
+POOL = 500  # images per class in the pool, of all ten classes
+CANDIDATES = 100  # of them, images per known class that may be labeled
+TEST = 200  # images per class in the test set, of all ten classes
 UNKNOWN = -1
-TARGET = Path(__file__).parent.parent / "src/ropaws/data/embedded"
+TARGET = Path(__file__).parent.parent / "src/ropaws/data/datasets/embedded"
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -23,7 +23,7 @@ from ropaws.runs.atomic import refuse_link, write_json
 from ropaws.runs.layout import CONFIG, FINETUNE_RESULTS, FINETUNED, LINEAR, LINEAR_RESULTS, MODEL, SPLIT
 from ropaws.runs.run import Run
 from ropaws.training.progress import watch_files
-from ropaws.training.train import fit_in_memory, train
+from ropaws.training.train import fit_in_memory, train_run
 
 RATES, EPOCHS = (0.01, 0.02, 0.05, 0.1, 0.2), (30, 50)  # the paper's sweep
 HELD_OUT = 0.2  # share of the labeled images on which settings are chosen
@@ -111,7 +111,7 @@ def finetune(
     config = _config(base, best, len(base.facts.split.labels))
     if (folder / CONFIG).exists():  # of an earlier call
         shutil.rmtree(folder)
-    train(config, folder, console=base.console)
+    train_run(config, folder, console=base.console, corpus=base.corpus)
     tuned = Run(folder, device=device, console=base.console, corpus=base.corpus)
     results: FineTuned = {
         "chosen": asdict(best),

@@ -245,6 +245,9 @@ def finetune(arguments: list[str]) -> None:
     )
     chosen, name = results["chosen"], "linear probe" if command.linear else "fine-tuned"
     print(f"{name}: learning rate {chosen['rate']:g}, {chosen['epochs']} epochs")
+    if "accuracy" not in results:
+        print("There are no test images, so its accuracy is not known.")
+        return
     ways: dict[str, Any] = {"soft nearest neighbors": read_evaluation(command.run), name: results}
     table = Table(title=str(command.run))
     table.add_column("measure")

@@ -145,8 +145,9 @@ def train_run(
     choices: Sequence[str] = (),
     console: Console | None = None,
     files: ImageFiles | None = None,
+    corpus: Corpus | None = None,
 ) -> TrainedRun:
-    """As train; files: the image files of the run, if they are listed already."""
+    """As train. files, corpus: the image files of the run, or its images, if they are read already."""
     run = Path(out)
     check_target(run)
     check_trackers(config.train.log)
@@ -159,7 +160,7 @@ def train_run(
     with joined(device) as at:
         console = _console(console, at)
         # All that can be wrong with the settings and the data is found before anything is written.
-        corpus = _load_in_turn(config.data, console, at, files)
+        corpus = corpus or _load_in_turn(config.data, console, at, files)
         parts = _prepare(config, corpus, device, console)
         if config.model.init is not None:
             left = load_init(
