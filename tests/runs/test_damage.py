@@ -149,10 +149,10 @@ def json_mutations(value, depth, each):
 
 WHOLE_FILES = [b"", b"{", b"[]", b"{}", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * 2000, b"1" * 5000, b"NaN"]
 READERS = {  # file: commands, depth, mutations of each place
-    "config.json": (("evaluate", "predict", "suggest", "report", "compare", "resume"), 3, 3),
-    "data.json": (("evaluate", "predict", "suggest", "report", "resume"), 3, 7),
+    "config.json": (("evaluate", "predict", "suggest", "report", "compare", "resume"), 3, 2),
+    "data.json": (("evaluate", "predict", "suggest", "report", "resume"), 3, 6),
     "environment.json": (("resume", "report", "compare"), 2, 4),
-    "evaluation.json": (("evaluate", "gallery", "suggest", "report", "compare"), 3, 1),
+    "evaluation.json": (("evaluate", "gallery", "suggest", "report", "compare"), 2, 2),
     "gallery.json": (("suggest", "report"), 3, 1),
 }
 
@@ -168,7 +168,7 @@ def test_damaged_json(damage, whole, name, part):
     ]
     table += [(text[:12].decode("latin-1"), text) for text in WHOLE_FILES]
     for number, ((what, text), command) in enumerate(zip(table, itertools.cycle(commands), strict=False)):
-        if number % PARTS == part and "compile" not in what:
+        if number % PARTS == part and "compile" not in what:  # a good setting, and a slow one
             damage.check(what, name, lambda path, text=text: path.write_bytes(text), [command])
     assert damage.faults == []
 
@@ -222,6 +222,7 @@ def test_what_earlier_calls_have_found_may_be_nonsense(damage, whole, part):
 
 def test_missing_files(damage, whole):
     commands = ("evaluate", "predict", "suggest", "report", "compare", "resume")
+    in_turn = itertools.cycle(commands)
     for name in sorted(path.name for path in whole.iterdir() if path.is_file()):
         damage.check("missing", name, os.unlink, commands)
 
@@ -229,7 +230,7 @@ def test_missing_files(damage, whole):
             path.unlink()
             path.mkdir()
 
-        damage.check("a folder", name, become_folder, commands)
+        damage.check("a folder", name, become_folder, [next(in_turn), next(in_turn)])
     assert damage.faults == []
 
 
@@ -301,7 +302,7 @@ FILE_DAMAGE = {
 TENSOR_FILES = {  # file: commands, every so many tensors
     "support.safetensors": (("evaluate", "predict", "suggest"), 1),
     "embeddings.safetensors": (("evaluate", "suggest"), 1),
-    "model.safetensors": (("evaluate", "predict", "suggest"), 9),
+    "model.safetensors": (("evaluate", "predict", "suggest"), 5),
 }
 
 
@@ -311,10 +312,13 @@ def test_damaged_tensors(damage, whole, name, part):
     commands, every = TENSOR_FILES[name]
     tensors, metadata = read_tensors(whole / name)
     table = []
-    for tensor, value in list(tensors.items())[::every]:
+    for number, (tensor, value) in enumerate(list(tensors.items())[::every]):
         others = {k: v for k, v in tensors.items() if k != tensor}
         table.append((f"no {tensor}", others))
-        table += [(f"{tensor} {what}", {**others, tensor: new}) for what, new in tensor_mutations(value)]
+        mutations = list(tensor_mutations(value))
+        if len(tensors) > 2:  # every other one of many tensors
+            mutations = mutations[number % 2 :: 2]
+        table += [(f"{tensor} {what}", {**others, tensor: new}) for what, new in mutations]
     for number, ((what, content), command) in enumerate(zip(table, itertools.cycle(commands), strict=False)):
         if number % PARTS == part:
             damage.check(

@@ -1,6 +1,7 @@
 """A run folder as one object: lazy, and with the same answers as the functions."""
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import ropaws
 from ropaws import RoPAWS, Run
@@ -18,6 +20,7 @@ from ropaws.prediction.predict import Prediction
 from ropaws.runs import run as run_module
 from tests import tiny
 
+IMAGE = np.zeros((12, 12), np.uint8)
 READERS = ("load_model", "load_corpus", "load_support", "read_outputs", "read_facts")
 
 
@@ -124,6 +127,23 @@ def test_outputs_of_any_images(folder):
         torch.testing.assert_close(value, same)
     nothing = run.outputs(images, chosen[:0])
     assert [tuple(value.shape) for value in nothing] == [(0, 16), (0, 3), (0,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("backbone.norm.running_var", lambda v: v * math.nan, "gives values that are not finite"),
+        ("backbone.norm.weight", lambda v: v * math.nan, "has weights that are not finite"),
+        ("backbone.norm.weight", torch.Tensor.half, r"is torch.float16 and must be torch.float32"),
+        ("backbone.norm.weight", lambda v: v[1:].clone(), "size mismatch for backbone.norm.weight"),
+    ],
+)
+def test_a_damaged_network_is_named(folder, name, change, words):
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, name: change(weights[name])}, folder / "model.safetensors")
+    for question in (lambda: ropaws.evaluate(folder), lambda: ropaws.predict(folder, [IMAGE])):
+        with pytest.raises(ValueError, match=words):
+            question()
 
 
 def test_images_in_memory_are_not_read_again(folder, reads):

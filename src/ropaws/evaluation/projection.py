@@ -12,7 +12,9 @@ def tsne(embeddings: Tensor, *, seed: int = 0) -> NDArray[np.float32]:
     from sklearn.manifold import TSNE  # slow to load
 
     perplexity = min(30.0, (len(embeddings) - 1) / 3)
-    points = TSNE(metric="cosine", init="pca", perplexity=perplexity, random_state=seed).fit_transform(
+    # A network may have collapsed to a point, which has no principal components.
+    init = "pca" if bool((embeddings != embeddings[0]).any()) else "random"
+    points = TSNE(metric="cosine", init=init, perplexity=perplexity, random_state=seed).fit_transform(
         embeddings.numpy()
     )
     return np.asarray(points, np.float32)

@@ -21,7 +21,7 @@ from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.runs.atomic import read_json, write_atomically, write_json, write_text
 from ropaws.runs.layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
 
-MOST_CLASSES = 100_000
+MOST_CLASSES, MOST_IMAGES = 100_000, 1 << 40
 LONGEST = 1.01  # embedding, but for rounding; one of no features at all has length 0
 
 
@@ -54,10 +54,11 @@ class DataFacts:
             raise ValueError(f"{len(self.split.labels)} labels for {labeled} labeled images")
         if int(self.split.labels.min()) < 0 or int(self.split.labels.max()) >= classes:
             raise ValueError(f"a label is not a class number from 0 to {classes - 1}")
-        if int(self.split.indices.min()) < 0:
+        first, last = int(self.split.indices.min()), int(self.split.indices.max())
+        if first < 0:
             raise ValueError("the index of a labeled image is negative")
-        if self.images < 0 or (self.images and int(self.split.indices.max()) >= self.images):
-            raise ValueError(f"{self.images} images, but a label of image {int(self.split.indices.max())}")
+        if not 0 <= self.images <= MOST_IMAGES or 0 < self.images <= last:
+            raise ValueError(f"a label is not of one of the {str(self.images)[:20]} images")
         if self.labeled_names and len(self.labeled_names) != labeled:
             raise ValueError(f"{len(self.labeled_names)} names for {labeled} labeled images")
         mean, std = self.normalize.mean, self.normalize.std
