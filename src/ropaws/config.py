@@ -1,6 +1,7 @@
 """All settings of a run in one frozen object, and its round trip through JSON."""
 
 import dataclasses
+import json
 import sys
 import types
 import typing
@@ -12,11 +13,11 @@ from typing import Any, Literal
 from ropaws.data.augment import AugmentConfig
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
-from ropaws.methods import Method, RoPAWS, make_method, method_name
+from ropaws.methods import Method, RoPAWS, method_class, method_name
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
 from ropaws.runs.atomic import read_json
-from ropaws.runs.layout import FORMER_SETTINGS
+from ropaws.runs.layout import CONFIG, FORMER_SETTINGS
 from ropaws.training.hardware import Precision
 from ropaws.training.optim import OptimConfig
 from ropaws.training.trackers import TrackerName
@@ -73,8 +74,17 @@ class RunConfig:
 
 def with_method(config: RunConfig, method: Method) -> RunConfig:
     """The same run with another method, and the optimizer settings that suit it if it has any."""
-    optim = dataclasses.replace(OptimConfig(), **method.optim) if method.optim else config.optim
-    return dataclasses.replace(config, method=method, optim=optim)
+    if not method.optim:
+        return dataclasses.replace(config, method=method)
+    settings = dict(method.optim)
+    names = [setting.name for setting in dataclasses.fields(OptimConfig)]
+    for name in settings:
+        if name not in names:
+            known = nearest(name, names)
+            raise ValueError(f"{method_name(method)}: optim has no setting {name!r}, did you mean {known!r}?")
+    if "peak" in settings:  # the defaults of the others belong to another peak
+        settings = {"start": settings["peak"], "end": 0.0, "warmup": 0} | settings
+    return dataclasses.replace(config, method=method, optim=OptimConfig(**settings))
 
 
 def with_steps(config: RunConfig, steps: int) -> RunConfig:
@@ -121,10 +131,25 @@ def from_json(values: object) -> RunConfig:
     method = values.pop("method", {"name": "ropaws"})
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise ValueError("method must be an object with a 'name'")
-    kind = type(make_method(method["name"]))
+    kind = method_class(method["name"])
     parsed = _parse(kind, {k: v for k, v in method.items() if k != "name"}, "method")
     config = typing.cast(RunConfig, _parse(RunConfig, values, ""))
     return dataclasses.replace(config, method=typing.cast(Method, parsed))
+
+
+def check_repeatable(config: RunConfig) -> None:
+    """Check that the settings can be written to config.json and read back, before hours of training.
+
+    Those of this package can. A method of a user's own may have fields of other types, or a class that cannot
+    be found by its name.
+    """
+    name = method_name(config.method)
+    try:
+        same = from_json(json.loads(json.dumps(to_json(config)))) == config
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"method {name}: its settings cannot be written to {CONFIG} ({error})") from None
+    if not same:
+        raise ValueError(f"method {name}: its settings are not the same after writing them to {CONFIG}")
 
 
 def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from ropaws.runs.atomic import read_json, refuse_link, write_json
 from ropaws.runs.facts import model_digest, training_seconds
 from ropaws.runs.layout import CONFIG, EVALUATION, GALLERY, MODEL, SPLIT, SUPERVISED
 from ropaws.runs.outputs import HIDDEN, OUT
-from ropaws.runs.run import POOL, Run
+from ropaws.runs.run import POOL, Run, open_run
 from ropaws.training.checkpoint import snapshots
 from ropaws.training.train import resume, train
 
@@ -183,7 +183,7 @@ def evaluate(
     What the method says of the images is kept in the run folder, so that a later call needs no images.
 
     Args:
-        run: A run folder.
+        run: A run folder, or a Run, whose own pool, device and console count then.
         only: Names of PARTS; None for all but those that train. With None, a part that fails is named and
             left out, as are those that need test images where the data has none.
         pool: Number of unlabeled images to look at, at most; 0 for all.
@@ -196,7 +196,7 @@ def evaluate(
     Raises:
         ValueError: A name is unknown, or a part that was asked for needs test images.
     """
-    return evaluate_run(Run(run, pool=pool, device=device, console=console), only=only)
+    return evaluate_run(open_run(run, pool=pool, device=device, console=console), only=only)
 
 
 def evaluate_run(run: Run, *, only: Sequence[str] | None = None) -> Evaluation:
@@ -443,6 +443,8 @@ def _supervised(run: Run, _: Evaluation) -> dict[str, Any]:
 
     A run of its own in RUN/supervised; one that was interrupted is resumed.
     """
+    if not run.method.views(run.config.augment):
+        raise ValueError(f"{run.path} has not seen the unlabeled images; it needs no supervised baseline")
     folder = run.path / SUPERVISED
     refuse_link(folder)
     if not (folder / MODEL).exists():
@@ -451,7 +453,7 @@ def _supervised(run: Run, _: Evaluation) -> dict[str, Any]:
         else:
             config = run.config
             data = replace(config.data, split=run.path / SPLIT, label_fraction=None)
-            settings = replace(config.train, keep_every=None)
+            settings = replace(config.train, keep_every=None, device=run.device_name or config.train.device)
             train(
                 replace(config, method=Supervised(), data=data, train=settings),
                 folder,

@@ -15,13 +15,13 @@ from torch import Tensor
 from ropaws.analysis.evaluate import Evaluation
 from ropaws.config import RunConfig, with_method
 from ropaws.data.randomness import FINE_TUNE, generator
-from ropaws.data.samplers import SupportConfig
+from ropaws.data.samplers import SupportConfig, steps_per_epoch
 from ropaws.data.splits import Labeled
 from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figures
 from ropaws.methods import FineTune
 from ropaws.runs.atomic import refuse_link, write_json
-from ropaws.runs.layout import CONFIG, FINETUNE_RESULTS, FINETUNED, LINEAR, LINEAR_RESULTS, MODEL, SPLIT
-from ropaws.runs.run import Run
+from ropaws.runs.layout import FINETUNE_RESULTS, FINETUNED, LINEAR, LINEAR_RESULTS, MODEL, SPLIT
+from ropaws.runs.run import Run, open_run
 from ropaws.training.progress import watch_files
 from ropaws.training.train import fit_in_memory, train_run
 
@@ -42,6 +42,8 @@ class Setting:
         for name in ("rate", "epochs", "batch"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")
+        if self.batch < 2:
+            raise ValueError(f"batch must be at least 2, as batch norm needs two images, got {self.batch}")
 
 
 class Tried(TypedDict):
@@ -98,7 +100,7 @@ def finetune(
     Returns:
         The chosen setting, the sweep, and figures on test images; also in RUN/finetune.json (linear.json).
     """
-    base = Run(run, device=device, console=console)
+    base = open_run(run, device=device, console=console)
     settings = [
         Setting(rate=rate, epochs=count, batch=batch, linear=linear)
         for rate, count in itertools.product(rates, epochs)
@@ -109,9 +111,13 @@ def finetune(
     tried = _try_all(base, settings)
     best = max(tried, key=lambda pair: pair[1])[0] if tried else settings[0]
     config = _config(base, best, len(base.facts.split.labels))
-    if (folder / CONFIG).exists():  # of an earlier call
-        shutil.rmtree(folder)
-    train_run(config, folder, console=base.console, corpus=base.corpus)
+    # Trained beside, so that the run of an earlier call is there until this one is complete.
+    fresh = folder.with_name(f".{folder.name}.new")
+    refuse_link(fresh)
+    shutil.rmtree(fresh, ignore_errors=True)
+    train_run(config, fresh, console=base.console, corpus=base.corpus, normalize=base.facts.normalize)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
     tuned = Run(folder, device=device, console=base.console, corpus=base.corpus)
     results: FineTuned = {
         "chosen": asdict(best),
@@ -148,15 +154,21 @@ def _try_all(run: Run, settings: Sequence[Setting]) -> list[tuple[Setting, float
 
 def _config(run: Run, setting: Setting, labels: int) -> RunConfig:
     """The settings of a fine-tuning run that starts from the weights of a run. labels: how many it has."""
-    steps = setting.epochs * max(1, labels // min(setting.batch, labels))
+    steps = setting.epochs * steps_per_epoch(labels, setting.batch)
     config = with_method(run.config, FineTune(linear=setting.linear))
     return replace(
         config,
-        model=replace(config.model, init=run.path / MODEL),
-        data=replace(config.data, split=run.path / SPLIT, label_fraction=None),
+        model=replace(config.model, init=run.path.absolute() / MODEL),
+        data=replace(config.data, split=run.path.absolute() / SPLIT, label_fraction=None),
         support=SupportConfig(images_per_step=setting.batch, views=1),
         optim=replace(config.optim, peak=setting.rate, start=setting.rate),
-        train=replace(config.train, steps=steps, keep_every=None, log=()),
+        train=replace(
+            config.train,
+            steps=steps,
+            keep_every=None,
+            log=(),
+            device=run.device_name or config.train.device,
+        ),
     )
 
 

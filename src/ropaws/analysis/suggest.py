@@ -12,7 +12,7 @@ from ropaws.methods.propagation import pool_posterior
 from ropaws.runs.atomic import read_json, write_json
 from ropaws.runs.facts import model_digest
 from ropaws.runs.layout import EVALUATION
-from ropaws.runs.run import POOL, Run
+from ropaws.runs.run import POOL, Run, open_run
 
 SUGGESTIONS = 50
 SURE = 0.8  # probability above which a suggestion is not about two classes
@@ -53,7 +53,7 @@ def suggest(
     Returns:
         Suggestions with rank, image, name, kind and reason.
     """
-    return suggest_images(Run(run, pool=pool, device=device, console=console), n)
+    return suggest_images(open_run(run, pool=pool, device=device, console=console), n)
 
 
 def suggest_images(run: Run, n: int = SUGGESTIONS) -> list[Suggestion]:

@@ -91,7 +91,7 @@ def _write_reports(folders: list[Path], out: Path) -> list[str]:
 
 
 def demo_configs(settings: Demo) -> list[RunConfig]:
-    """One config a method, all else being equal."""
+    """One config per method; all else is equal."""
     base = recipes.demo()
     assert isinstance(base.method, RoPAWS)
     steps = base.train.steps if settings.steps is None else settings.steps

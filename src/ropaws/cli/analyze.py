@@ -15,12 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ropaws.analysis.evaluate import PARTS
-from ropaws.analysis.evaluate import evaluate as evaluate_run
 from ropaws.analysis.report import report_run
 from ropaws.analysis.suggest import Suggestion
-from ropaws.analysis.suggest import suggest as suggest_run
 from ropaws.cli.parsing import parse
-from ropaws.methods import import_method
+from ropaws.cli.runs import run_of
 from ropaws.report.compare_page import write_comparison
 from ropaws.report.comparison import compare_runs
 from ropaws.report.run_files import RunFiles, figure
@@ -71,9 +69,8 @@ class Evaluate:
 
 def evaluate(arguments: list[str]) -> None:
     command = parse(Evaluate, "evaluate", arguments)
-    if command.method is not None:
-        import_method(command.method)
-    results = evaluate_run(command.run, only=command.only or None, pool=command.pool, device=command.device)
+    run = run_of(command.run, command.method, pool=command.pool, device=command.device)
+    results = run.evaluate(command.only or None)
     if command.json:
         print(json.dumps(results, indent=2))
         return
@@ -194,10 +191,8 @@ def report(arguments: list[str]) -> None:
     _check_parent(command.out)
     if command.baseline is not None:
         _check_baseline(command.baseline)
-    if command.method is not None:
-        import_method(command.method)
     try:
-        run = Run(command.run, device=command.device)
+        run = run_of(command.run, command.method, device=command.device)
     except (OSError, ValueError) as error:  # the page is made from what the folder has
         _warn(f"Not evaluated: {error}")
         _say_written(
@@ -315,9 +310,7 @@ def suggest(arguments: list[str]) -> None:
     if command.out is not None and command.out.suffix not in (".csv", ".json"):
         raise ValueError(f"--out must end in .csv or .json, got {command.out}")
     _check_parent(command.out)
-    if command.method is not None:
-        import_method(command.method)
-    found = suggest_run(command.run, n=command.n, pool=command.pool, device=command.device)
+    found = run_of(command.run, command.method, pool=command.pool, device=command.device).suggest(command.n)
     if not found:
         print("There is no unlabeled image to suggest.")
         return

@@ -10,11 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ropaws.cli.parsing import parse
+from ropaws.cli.runs import run_of
 from ropaws.data.files.listing import list_unlabeled, merge
-from ropaws.methods import import_method
 from ropaws.prediction.export import PredictSettings, check_target, label_files
 from ropaws.prediction.predict import Predictor
-from ropaws.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ def predict(arguments: list[str]) -> None:
         raise ValueError(f"--top must be at least 1, got {command.top}")
     if command.copy_to is not None and command.move_to is not None:
         raise ValueError("--copy-to and --move-to cannot be combined")
-    if command.method is not None:
-        import_method(command.method)
+    if not command.sources:
+        raise ValueError("name the images to label: ropaws predict RUN FOLDER --out labels.csv")
     settings = PredictSettings(
         out=command.out,
         top=command.top,
@@ -62,7 +61,7 @@ def predict(arguments: list[str]) -> None:
     )
     check_target(command.out)
     images = merge([list_unlabeled(source) for source in command.sources]).images
-    run = Run(command.run, device=command.device)
+    run = run_of(command.run, command.method, device=command.device)
     predictor = Predictor(run, threshold=command.threshold, propagate=command.propagate)
     summary = label_files(predictor, images, settings, Console(stderr=True))
     table = Table(title=f"{summary.labeled:,} images in {command.out}")

@@ -18,6 +18,7 @@ from ropaws.analysis.finetune import finetune as finetune_run
 from ropaws.auto_config import Choice, fit_settings, parse_budget
 from ropaws.cli.analyze import percent, write_page
 from ropaws.cli.parsing import parse, parse_known
+from ropaws.cli.runs import run_of
 from ropaws.config import RunConfig, read_config, to_json, with_method
 from ropaws.data.files.reading import ImageFiles
 from ropaws.distributed import planned_place
@@ -45,9 +46,10 @@ class TrainOptions:
     test: Path | None = None
     """With --labeled: images to test on; classes that --labeled does not have are out-of-class."""
     backbone: str | None = None
-    """The network, as --model.backbone: small, wrn-28-2, resnet18, resnet50, timm:NAME ..."""
+    """The network, as --model.backbone: small, wrn-28-2, resnet18, resnet50, efficientnet-lite0,
+    timm:NAME ..."""
     init: Path | None = None
-    """Weights that the backbone starts from, as --model.init: a .pth or .safetensors file."""
+    """Weights that the backbone starts from, as --model.init: a .pth or .safetensors file, or pretrained."""
     budget: str | None = None
     """Train for about this long: 90s, 20m, 1.5h."""
     report: bool = True
@@ -185,6 +187,7 @@ def _resume(options: TrainOptions, left: Sequence[str], config_file: str | None)
             " but --method and --no-report"
         )
     assert options.resume is not None
+    run_of(options.resume, options.method)  # raises an error for another method
     trained = resume_run(options.resume)
     if planned_place().rank == 0:
         _finish(trained, report=options.report)
@@ -233,15 +236,12 @@ def finetune(arguments: list[str]) -> None:
     command = parse(Finetune, "finetune", arguments)
     if not command.rates or not command.epochs:
         raise ValueError("--rates and --epochs need at least one value each")
-    if command.method is not None:
-        import_method(command.method)
     results = finetune_run(
-        command.run,
+        run_of(command.run, command.method, device=command.device),
         linear=command.linear,
         rates=command.rates,
         epochs=command.epochs,
         batch=command.batch,
-        device=command.device,
     )
     chosen, name = results["chosen"], "linear probe" if command.linear else "fine-tuned"
     print(f"{name}: learning rate {chosen['rate']:g}, {chosen['epochs']} epochs")

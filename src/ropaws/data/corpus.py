@@ -34,6 +34,7 @@ class Corpus(NamedTuple):
     test_labels: Tensor  # (t,) class, or UNKNOWN for an out-of-class image
     train_names: tuple[str, ...] = ()  # the file of each training image, where they are files
     unreadable: tuple[tuple[str, str], ...] = ()  # files that were left out, and why
+    tests_readable: bool = False  # every test image is known to be readable
 
     @property
     def channels(self) -> int:

@@ -155,7 +155,7 @@ def to_levels(images: Tensor) -> Tensor:
 
 
 def cutout(images: Tensor, centers: Tensor, sides: Tensor, fill: Sequence[float]) -> Tensor:
-    """Fill a square of each image.   centers (n, 2) as y, x in pixels, sides (n,), a fill value a channel
+    """Fill a square of each image.   centers (n, 2) as y, x in pixels, sides (n,), one fill value per channel
 
     first = floor(max(0, center - side / 2)), last = floor(first + side), both filled; side 0 fills nothing
     As the published FixMatch codes draw it with ImageDraw.rectangle: a side of 16 covers 17 pixels, and

@@ -1,5 +1,6 @@
 """Batches of a step, augmented on the device. Only images on disk go through worker processes."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -102,7 +103,7 @@ class BatchStream:
         """This process's images of a step; those on disk are read in this process."""
         images, chosen = self.data.images, self.chosen(step)
         if isinstance(images, ImageStack):
-            return self._assembled(chosen, read_batch(self._request(chosen)))
+            return self._assembled(chosen, read_batch(self._request(chosen), images.cache))
         here = images[:0].device
         return Pixels(images[chosen.unlabeled.to(here)], images[chosen.labeled.to(here)], chosen.unlabeled)
 
@@ -140,7 +141,8 @@ class BatchStream:
             yield from ((step, self.pixels(step)) for step in range(start, stop))
             return
         requests = (self._request(self.chosen(step)) for step in range(start, stop))
-        found = map_in_workers(read_batch, requests, workers=images.worker_count, ahead=AHEAD)
+        read = functools.partial(read_batch, cache=images.cache)  # once for all: a worker counts its room
+        found = map_in_workers(read, requests, workers=images.worker_count, ahead=AHEAD)
         for step, result in zip(range(start, stop), found, strict=True):
             pixels = self._assembled(self.chosen(step), result)
             seen = min(len(images), (step - start + 1) * self.batch)

@@ -37,6 +37,14 @@ class SupportConfig:
                 raise ValueError(f"support.{name} must be at most {most}, got {value}")
 
 
+def steps_per_epoch(images: int, batch: int) -> int:
+    """Steps in which every labeled image is used once, in batches of nearly equal size.
+
+    A batch has two images at least: batch norm has no statistics of a single one.
+    """
+    return max(1, min(-(-images // batch), images // 2))
+
+
 def unlabeled_indices(step: int, *, batch: int, pool: int, seed: int) -> Tensor:
     """The unlabeled batch of a step.   ->  (batch,) positions in the pool"""
     if batch > pool:
@@ -52,7 +60,7 @@ def shuffled_indices(step: int, *, batch: int, images: int, seed: int, purpose: 
     return _order(images, seed, purpose, epoch)[position * batch : (position + 1) * batch]
 
 
-@functools.lru_cache(maxsize=2)  # an epoch's order serves all its steps
+@functools.lru_cache(maxsize=8)  # an epoch's order serves all its steps
 def _order(images: int, seed: int, purpose: int, epoch: int) -> Tensor:
     return torch.randperm(images, generator=generator(seed, purpose, epoch))
 
@@ -65,8 +73,9 @@ def support_indices(step: int, labels: Tensor, config: SupportConfig, *, seed: i
     order, and the classes of the batch are all classes.
     """
     if config.images_per_step is not None:
-        rows = min(config.images_per_step, len(labels))
-        positions = shuffled_indices(step, batch=rows, images=len(labels), seed=seed, purpose=LABELED_ORDER)
+        epoch, number = divmod(step, steps_per_epoch(len(labels), config.images_per_step))
+        order = _order(len(labels), seed, LABELED_ORDER, epoch)
+        positions = order.tensor_split(steps_per_epoch(len(labels), config.images_per_step))[number]
         return positions, labels[positions]
     random = generator(seed, SUPPORT, step)
     known = labels.unique()

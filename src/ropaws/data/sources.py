@@ -33,11 +33,11 @@ class DataConfig:
     root: Path = Path("data")
     """Folder with the official files of named datasets."""
     download: bool = True
-    """Get the official files if they are not there."""
+    """Download the official files if they are not there."""
     extra: tuple[str, ...] = ()
     """More sources whose images join the unlabeled set, as out-of-class ones."""
     labels_per_class: int | None = 25
-    """Labels that training may see, drawn a class at a time from the run's seed; None for all."""
+    """Labels per class that training may see, drawn from the run's seed; None for all."""
     label_fraction: float | None = None
     """Instead: this share of the labels of each class, at least one."""
     split: Path | None = None

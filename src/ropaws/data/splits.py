@@ -67,7 +67,7 @@ def draw_split(
 
 
 def read_split(path: Path, corpus: Corpus) -> Labeled:
-    """A line an image: its index among the training images, or its file name. # starts a comment."""
+    """One line per image: its index among the training images, or its file name. # starts a comment."""
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except FileNotFoundError:

@@ -3,7 +3,7 @@
 from ropaws.methods.fine_tune import FineTune
 from ropaws.methods.method import Method, encoder_of
 from ropaws.methods.paws import PAWS
-from ropaws.methods.registry import METHODS, import_method, make_method, method_name
+from ropaws.methods.registry import METHODS, import_method, make_method, method_class, method_name
 from ropaws.methods.ropaws import RoPAWS
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.methods.supervised import Supervised
@@ -19,5 +19,6 @@ __all__ = [
     "encoder_of",
     "import_method",
     "make_method",
+    "method_class",
     "method_name",
 ]

@@ -33,10 +33,14 @@ def make_method(name: str) -> Method:
     A run folder may come from a stranger. A name in it must not make this process import a module: a method
     that is not of this package has to be imported before, or by `import_method`.
     """
-    return method_class(name)()
+    try:
+        return method_class(name)()
+    except TypeError as error:
+        raise ValueError(f"method {name!r}: every setting needs a default ({error})") from None
 
 
 def method_class(name: str) -> type[Method]:
+    """The class of a method by its name; see make_method."""
     if name in METHODS:
         return METHODS[name]
     module, _, attribute = name.partition(":")
@@ -65,7 +69,8 @@ def import_method(name: str) -> None:
     sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"method {name!r}: {module} cannot be imported ({error})") from None
+    except Exception as error:  # whatever a module of the user's raises
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"method {name!r}: {module} cannot be imported ({reason})") from None
     finally:
         sys.path.remove(os.getcwd())

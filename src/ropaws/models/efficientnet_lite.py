@@ -101,11 +101,6 @@ def _norm(channels: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(channels, eps=EPS, momentum=MOMENTUM)
 
 
-def is_installed() -> bool:
-    """Is the package with the ImageNet weights there?"""
-    return weight_file() is not None
-
-
 def weight_file() -> Path | None:
     """The weight file of the installed package, found by its list of files; the package is not imported."""
     try:

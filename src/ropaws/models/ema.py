@@ -27,6 +27,4 @@ class EMA(AveragedModel):
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
         """Move towards the network's weights. The first call copies them."""
-        self.update_parameters(network)
-        for own, current in zip(self.module.buffers(), network.buffers(), strict=True):
-            own.copy_(current)
+        self.update_parameters(network)  # copies the buffers

@@ -19,6 +19,8 @@ PREFIXES = (
     "model.",
     "module.encoder.",
     "encoder.backbone.",
+    "backbone.body.",
+    "encoder.backbone.body.",
 )
 WRAPPERS = ("state_dict", "model", "model_state_dict", "encoder")  # dictionaries around the weights
 SHOWN = 3

@@ -20,7 +20,7 @@ from ropaws.data.files.streaming import stack_squares
 from ropaws.evaluation.neighbors import Neighbors, nearest
 from ropaws.methods.propagation import held_out_in_domain, pool_posterior
 from ropaws.methods.soft_nn import kept_quantile
-from ropaws.runs.run import BATCH, Run
+from ropaws.runs.run import BATCH, Run, open_run
 
 ImageLike = Path | str | Image.Image | NDArray[np.uint8]
 ImageSource = Path | str | Iterable[ImageLike]
@@ -198,7 +198,7 @@ def predict(
         ValueError: An image cannot be read. (`ropaws predict` lists such files and labels the others.)
     """
     return predict_images(
-        Run(run, device=device, console=console), images, threshold=threshold, propagate=propagate
+        open_run(run, device=device, console=console), images, threshold=threshold, propagate=propagate
     )
 
 

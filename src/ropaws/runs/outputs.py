@@ -55,7 +55,7 @@ class KeptOutputs(NamedTuple):
 
 
 def write_outputs(path: Path, kept: KeptOutputs, made_from: dict[str, str]) -> None:
-    """made_from: fingerprints of model and data; a file of others is not used."""
+    """made_from: fingerprints of model, data and settings; a file of others is not used."""
     pool, test = kept.pool, kept.test
     tensors = {
         **{f"pool.{name}": value for name, value in pool.outputs._asdict().items()},
@@ -82,9 +82,11 @@ def read_outputs(
     """
     try:
         with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}) != made_from:
-                return None
+            metadata = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        of_0_1_0 = {name: made_from[name] for name in ("model", "data")}
+        if metadata != made_from and (metadata != of_0_1_0 or "pool.probs" in found):
+            return None
         for name, former in FORMER_NAMES.items():
             if former in found:
                 found[name] = found.pop(former)

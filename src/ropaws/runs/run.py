@@ -1,7 +1,9 @@
 """A run folder as one object. Everything in it is read, and checked, when it is first asked for."""
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ropaws.batch import Outputs
-from ropaws.config import RunConfig, read_config
+from ropaws.config import RunConfig, read_config, to_json
 from ropaws.data.augment import center_view
 from ropaws.data.corpus import UNKNOWN, Corpus, Images
 from ropaws.data.datasets.mixes import MIXES
@@ -22,7 +24,7 @@ from ropaws.data.randomness import ANALYSIS, generator
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.methods import LabeledEmbeddings, Method
 from ropaws.methods.propagation import Kernel
-from ropaws.models import build_encoder
+from ropaws.models import build_encoder, load_init
 from ropaws.runs.facts import (
     DataFacts,
     check_same_data,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 
 POOL = 50_000  # unlabeled images that analyses look at, at most
 BATCH = 512  # images that the network sees at a time
+LONGEST_ROW = 1.001  # of an embedding, but for rounding
 # Datasets without an unlabeled image of their own: what has no label there came with data.extra.
 FULLY_LABELED = ("cifar10", "cifar100", "svhn", "tiny-imagenet", "fashion-mnist", "imagenet")
 
@@ -94,8 +97,8 @@ class Run:
         self.device_name = device
         self.pool_limit = pool
         self.console = console or Console(stderr=True)
-        if corpus is not None:
-            vars(self)["corpus"] = drop_unreadable_tests(corpus)
+        self._given_corpus = corpus
+        self._snapshot: Path | None = None  # weights of an earlier step
         self.config = read_run_config(self.path)
         if device is not None:
             choose_device(device)  # raises an error; with kept outputs no device would be needed
@@ -128,23 +131,25 @@ class Run:
         """The trained network, in evaluation mode."""
         return self._load_model()
 
-    def _load_model(self, snapshot: Path | None = None) -> nn.Module:
+    def _load_model(self) -> nn.Module:
         device = choose_device(self.device_name or self.config.train.device)
         half = half_type(choose_precision(self.config.train.precision, device))
-        model = build_model(self.config, self.facts, half)
-        load_model(self.path, model, snapshot)
+        model, _ = build_model(self.config, self.facts, half)
+        load_model(self.path, model, self._snapshot)
         return model.to(device).eval()
 
     def at_snapshot(self, weights: Path) -> "Run":
         """The same run with the weights of an earlier step, see train.keep_every."""
         earlier = Run(self.path, device=self.device_name, pool=self.pool_limit, console=self.console)
-        vars(earlier).update(facts=self.facts, corpus=self.corpus, model=self._load_model(weights))
-        vars(earlier)["support"] = earlier.embedded_support()
+        earlier._snapshot = weights
+        vars(earlier).update(facts=self.facts, corpus=self.corpus)
         return earlier
 
     @cached_property
     def support(self) -> LabeledEmbeddings:
         """The labeled images as the network sees them; computed again if lost, or of another model."""
+        if self._snapshot is not None:  # what the folder keeps is of the final weights
+            return self.embedded_support()
         found = load_support(self.path, self.facts)
         if found is None:
             found = self.embedded_support()
@@ -169,7 +174,11 @@ class Run:
     @cached_property
     def corpus(self) -> Corpus:
         """The images; an error where they are not there any more."""
-        corpus = load_corpus(self.config.data, watch=watch_files(self.console))
+        if self._given_corpus is not None:
+            return drop_unreadable_tests(self._given_corpus)
+        # A run folder may come from a stranger: what its settings name is read, but nothing is written there.
+        data = replace(self.config.data, cache=None, download=False)
+        corpus = load_corpus(data, watch=watch_files(self.console))
         check_same_data(self.path, self.facts, corpus)
         return drop_unreadable_tests(corpus)
 
@@ -187,9 +196,12 @@ class Run:
             (m, d) on the CPU. One batch is held at a time.
         """
         rows = torch.arange(len(images)) if indices is None else indices
-        parts = [self.method.embed(self.model, self._view(images, part)).cpu() for part in rows.split(BATCH)]
+        parts = [
+            self.method.embed(self.model, self._view(images, part)).cpu().float()
+            for part in rows.split(BATCH)
+        ]
         embeddings = torch.cat(parts)
-        self._check_finite(embeddings)
+        self._check_embedding(embeddings)
         return embeddings
 
     @torch.no_grad()
@@ -205,12 +217,22 @@ class Run:
         if title:
             batches = watch_files(self.console)(batches, title, len(rows.split(BATCH)))
         support = self._support_on_device
-        parts = [self.method.predict(self.model, self._view(images, part), support) for part in batches]
-        outputs = Outputs(
-            *(torch.cat([value.cpu().float() for value in values]) for values in zip(*parts, strict=True))
-        )
-        self._check_finite(*outputs)
+        parts = []
+        for part in batches:
+            found = self.method.predict(self.model, self._view(images, part), support)
+            parts.append([value.cpu().float() for value in found])  # the device holds one batch
+        outputs = Outputs(*map(torch.cat, zip(*parts, strict=True)))
+        self._check_embedding(outputs.embedding)
+        self._check_finite(*outputs[1:])
         return outputs
+
+    def _check_embedding(self, embedding: Tensor) -> None:
+        """Similarities are cosines only between rows of unit length."""
+        self._check_finite(embedding)
+        if len(embedding) and float(embedding.norm(dim=1).max()) > LONGEST_ROW:
+            raise ValueError(
+                f"{type(self.method).__name__}.embed gives rows longer than 1; it must scale them to length 1"
+            )
 
     def _check_finite(self, *values: Tensor) -> None:
         """Finite weights may still overflow; no analysis means anything then."""
@@ -242,7 +264,7 @@ class Run:
     @cached_property
     def _kept(self) -> KeptOutputs:
         """From the run folder, or from the images where that is not there or not of this model."""
-        kept = self._read_kept()
+        kept = self._read_kept() if self._snapshot is None else None
         return kept if kept is not None and self._covers(kept.pool) else self._compute_outputs()
 
     def _read_kept(self) -> KeptOutputs | None:
@@ -259,7 +281,12 @@ class Run:
         return known and dims == {self.support.embeddings.shape[1]}
 
     def _made_from(self) -> dict[str, str]:
-        return {"model": model_digest(self.path), "data": self.facts.digest}
+        settings = json.dumps([to_json(self.config)["method"], self.config.augment.size], sort_keys=True)
+        return {
+            "model": model_digest(self.path),
+            "data": self.facts.digest,
+            "settings": hashlib.blake2b(settings.encode(), digest_size=16).hexdigest(),
+        }
 
     def _covers(self, pool: PoolOutputs) -> bool:
         """Were as many unlabeled images looked at as are asked for now?"""
@@ -267,7 +294,8 @@ class Run:
 
     def _compute_outputs(self) -> KeptOutputs:
         kept = KeptOutputs(self._pool_outputs(), self._test_outputs(), fingerprint(self.corpus))
-        write_outputs(self.path / EMBEDDINGS, kept, self._made_from())
+        if self._snapshot is None:
+            write_outputs(self.path / EMBEDDINGS, kept, self._made_from())
         return kept
 
     def _pool_outputs(self) -> PoolOutputs:
@@ -299,6 +327,8 @@ class Run:
 
         Training images that have changed are an error, as the split names them by position.
         """
+        if self._given_corpus is None:
+            vars(self).pop("corpus", None)  # read it again: it may have changed since
         try:
             corpus = self.corpus
         except OSError as error:
@@ -346,6 +376,11 @@ class Run:
         return report_run(self, out, baseline=baseline)
 
 
+def open_run(run: "Path | str | Run", **options: Any) -> Run:
+    """A Run as it is, or the run of a folder with these options."""
+    return run if isinstance(run, Run) else Run(run, **options)
+
+
 def read_run_config(run: Path) -> RunConfig:
     """config.json of a run folder."""
     if not (run / CONFIG).is_file():
@@ -353,12 +388,20 @@ def read_run_config(run: Path) -> RunConfig:
     return read_config(run / CONFIG)
 
 
-def build_model(config: RunConfig, facts: DataFacts, autocast: torch.dtype | None) -> nn.Module:
-    """The network of a run with random weights from torch's global generator."""
-    encoder = build_encoder(config.model, channels=len(facts.normalize.mean), autocast=autocast)
+def build_model(
+    config: RunConfig, facts: DataFacts, autocast: torch.dtype | None, *, start: bool = False
+) -> tuple[nn.Module, list[str]]:
+    """The network of a run with random weights from torch's global generator.
+
+    start: from the weights of model.init, loaded before the method copies any of them. The second result is
+    what was left out of that file.
+    """
+    channels = len(facts.normalize.mean)
+    encoder = build_encoder(config.model, channels=channels, autocast=autocast)
+    left_out = load_init(encoder, config.model, config.method.init, channels=channels) if start else []
     model = config.method.build(encoder, classes=len(facts.class_names), pool=facts.images)
     channels_last: Any = torch.channels_last
-    return model.to(memory_format=channels_last)  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=channels_last), left_out  # type: ignore[call-overload]
 
 
 def fingerprint(corpus: Corpus) -> Tensor:

@@ -16,7 +16,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ropaws import __version__
-from ropaws.config import RunConfig, differences, from_json, to_json, with_steps
+from ropaws.config import RunConfig, check_repeatable, differences, from_json, to_json, with_steps
+from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus, measure_normalization
 from ropaws.data.files.reading import ImageFiles, check_unreadable
 from ropaws.data.files.streaming import ImageStack
@@ -35,7 +36,7 @@ from ropaws.distributed import (
     wait_for_all,
 )
 from ropaws.methods import encoder_of, method_name
-from ropaws.models import check_model, load_init, pretrained_normalization
+from ropaws.models import check_model, pretrained_normalization
 from ropaws.models.synced_norm import synchronize_norms
 from ropaws.runs.atomic import read_json, refuse_link, write_json
 from ropaws.runs.facts import (
@@ -98,6 +99,7 @@ class Parts:
     scaler: GradScaler
     device: torch.device
     precision: Precision
+    left_out: tuple[str, ...] = ()  # weights of model.init that were not used
 
 
 class TrainedRun(NamedTuple):
@@ -146,10 +148,16 @@ def train_run(
     console: Console | None = None,
     files: ImageFiles | None = None,
     corpus: Corpus | None = None,
+    normalize: Normalization | None = None,
 ) -> TrainedRun:
-    """As train. files, corpus: the image files of the run, or its images, if they are read already."""
+    """As train.
+
+    files, corpus: the image files of the run, or its images, if they are read already. normalize: of another
+    run whose weights this one starts from; by default as its pretrained weights, or else its images, ask.
+    """
     run = Path(out)
     check_target(run)
+    check_repeatable(config)
     check_trackers(config.train.log)
     check_model(config.model)
     if config.data.split is not None and not config.data.split.is_file():
@@ -161,12 +169,9 @@ def train_run(
         console = _console(console, at)
         # All that can be wrong with the settings and the data is found before anything is written.
         corpus = corpus or _load_in_turn(config.data, console, at, files)
-        parts = _prepare(config, corpus, device, console)
+        parts = _prepare(config, corpus, device, console, normalize)
         if config.model.init is not None:
-            left = load_init(
-                encoder_of(parts.model), config.model, config.method.init, channels=corpus.channels
-            )
-            choices = (*choices, _describe_init(config.model.init, left))
+            choices = (*choices, _describe_init(config, parts.left_out))
             console.print(choices[-1], highlight=False)
         if budget is not None:
             steps = max(1, int(budget / _seconds_per_step(config, parts)))
@@ -182,18 +187,26 @@ def train_run(
     return TrainedRun(run, parts.corpus)
 
 
-def _prepare(config: RunConfig, corpus: Corpus, device: torch.device, console: Console) -> Parts:
+def _prepare(
+    config: RunConfig,
+    corpus: Corpus,
+    device: torch.device,
+    console: Console,
+    normalize: Normalization | None,
+) -> Parts:
     split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
     facts = DataFacts(
         corpus.class_names,
         split,
-        pretrained_normalization(config.model, channels=corpus.channels)
+        normalize
+        or pretrained_normalization(config.model, channels=corpus.channels)
         or measure_normalization(corpus.train_images),
         digest_images(corpus.train_images),
         tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else (),
         len(corpus.train_images),
     )
-    return _build(config, corpus, facts, device, choose_precision(config.train.precision, device))
+    precision = choose_precision(config.train.precision, device)
+    return _build(config, corpus, facts, device, precision, starts=True)
 
 
 def resume(run: Path | str, *, console: Console | None = None) -> Path:
@@ -276,9 +289,9 @@ def _check_same_run(run: Path, config: RunConfig, facts: DataFacts, checkpoint: 
         )
 
 
-def _describe_init(init: Path, left: Sequence[str]) -> str:
+def _describe_init(config: RunConfig, left: Sequence[str]) -> str:
     unused = f"; left out: {', '.join(left[:6])}{' ...' if len(left) > 6 else ''}" if left else ""
-    return f"backbone starts from {init}{unused}"
+    return f"{' and '.join(config.method.init)} starts from {config.model.init}{unused}"
 
 
 def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:
@@ -298,8 +311,15 @@ def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled
 
 
 def _build(
-    config: RunConfig, corpus: Corpus, facts: DataFacts, device: torch.device, precision: Precision
+    config: RunConfig,
+    corpus: Corpus,
+    facts: DataFacts,
+    device: torch.device,
+    precision: Precision,
+    *,
+    starts: bool = False,
 ) -> Parts:
+    """starts: from the weights of model.init, not from a checkpoint."""
     # Drawn once here for their errors: a batch larger than the pool, more classes than there are, batches
     # that the processes cannot share.
     if config.method.views(config.augment):
@@ -308,11 +328,12 @@ def _build(
     support_share(len(positions), config.support, place())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        model = build_model(config, facts, half_type(precision)).to(device)
+        model, left_out = build_model(config, facts, half_type(precision), start=starts)
+        model = model.to(device)
     synchronize_norms(model, device)
     optimizer = build_optimizer(model, config.optim)
     scaler = GradScaler(device.type, enabled=precision == "fp16")
-    parts = Parts(corpus, facts, model, optimizer, scaler, device, precision)
+    parts = Parts(corpus, facts, model, optimizer, scaler, device, precision, tuple(left_out))
     _stream(config, parts)
     return parts
 
@@ -320,8 +341,8 @@ def _build(
 def fit_in_memory(config: RunConfig, corpus: Corpus, facts: DataFacts, device: str | None) -> nn.Module:
     """Train without a run folder, for settings that are tried. Returns the model, in evaluation mode."""
     chosen = choose_device(device or config.train.device)
-    parts = _build(config, corpus, facts, chosen, choose_precision(config.train.precision, chosen))
-    load_init(encoder_of(parts.model), config.model, config.method.init, channels=corpus.channels)
+    precision = choose_precision(config.train.precision, chosen)
+    parts = _build(config, corpus, facts, chosen, precision, starts=True)
     stream, total = _stream(config, parts), config.train.steps
     rate = learning_rate(config.optim, total)
     for _ in fit(
@@ -460,7 +481,8 @@ def _finish(run: Path, config: RunConfig, parts: Parts, console: Console, replac
 
 
 def _open_trackers(run: Path, config: RunConfig, start: int) -> Trackers:
-    refuse_link(run / METRICS)
+    for name in (METRICS, *config.train.log):  # files and folders inside the run
+        refuse_link(run / name)
     drop_metrics_from(run / METRICS, start)
     return open_trackers(run, METRICS, config.train.log, start=start, config=to_json(config))
 

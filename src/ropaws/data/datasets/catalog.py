@@ -108,7 +108,7 @@ DATASETS: dict[str, NamedDataset] = {
         folders.list_imagenet,
         ("imagenet/train",),
         "https://image-net.org/challenges/LSVRC/2012/",
-        by_hand="log in there, get ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, and unpack them to"
+        by_hand="log in there, download ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, unpack them to"
         " imagenet/train/WNID/*.JPEG and imagenet/val (with ILSVRC2012_devkit_t12 in imagenet)",
     ),
     "semi-inat": NamedDataset(
@@ -116,7 +116,7 @@ DATASETS: dict[str, NamedDataset] = {
         folders.list_semi_inat,
         ("semi-inat-2021/l_train",),
         "https://github.com/cvl-umass/semi-inat-2021",
-        by_hand=f"get l_train.tar.gz, u_train.tar.gz and val.tar.gz from {UMASS}/ and unpack them in"
+        by_hand=f"download l_train.tar.gz, u_train.tar.gz and val.tar.gz from {UMASS}/ and unpack them in"
         " semi-inat-2021 (no checksum is published, so it is not done for you)",
     ),
     "semi-inat-curated": NamedDataset(
@@ -138,7 +138,7 @@ def is_there(dataset: NamedDataset, root: Path) -> bool:
 
 
 def read_dataset(name: str, root: Path, *, download: bool, watch: Watch) -> Corpus | ImageFiles:
-    """Read a named dataset; get it first if it is not there, and may and can be got."""
+    """Read a named dataset; download it first if it is not there, where that is allowed and possible."""
     dataset = DATASETS[name]
     if not is_there(dataset, root):
         if not dataset.files:

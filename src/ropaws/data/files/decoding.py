@@ -117,7 +117,6 @@ class ReadRequest(NamedTuple):
 
     files: Sequence[ImageRef]
     size: int
-    cache: SquareCache | None = None
 
 
 class ReadBatch(NamedTuple):
@@ -127,12 +126,12 @@ class ReadBatch(NamedTuple):
     unreadable: dict[int, str]  # row: reason
 
 
-def read_batch(request: ReadRequest) -> ReadBatch:
+def read_batch(request: ReadRequest, cache: SquareCache | None = None) -> ReadBatch:
     """Read images in this process."""
     squares = np.empty((len(request.files), request.size, request.size, 3), np.uint8)
     unreadable: dict[int, str] = {}
     for row, file in enumerate(request.files):
-        found = read_or_error(file, request.size, request.cache)
+        found = read_or_error(file, request.size, cache)
         if isinstance(found, UnreadableError):
             unreadable[row] = str(found)
         else:

@@ -125,7 +125,7 @@ def decode(files: Sequence[ImageRef], decoding: Decoding, watch: Watch, title: s
 def drop_unreadable_tests(corpus: Corpus) -> Corpus:
     """Where images are read as they are needed: the test images that can be, as if all were in memory."""
     images = corpus.test_images
-    if not isinstance(images, ImageStack):
+    if corpus.tests_readable or not isinstance(images, ImageStack):
         return corpus
     bad = images.unreadable(torch.arange(len(images)))
     names = {str(images.files[position]): reason for position, reason in bad.items()}
@@ -141,11 +141,12 @@ def drop_unreadable_tests(corpus: Corpus) -> Corpus:
         test_images=readable,
         test_labels=corpus.test_labels[kept],
         unreadable=corpus.unreadable + tuple(names.items()),
+        tests_readable=True,
     )
 
 
 def check_unreadable(unreadable: dict[str, str], seen: int) -> None:
-    """A few bad files are life; many mean that something else is wrong."""
+    """A few bad files are normal; many mean that something else is wrong."""
     if len(unreadable) > MOST_UNREADABLE * seen:
         first = "; ".join(f"{name} ({reason})" for name, reason in list(unreadable.items())[:3])
         raise ValueError(

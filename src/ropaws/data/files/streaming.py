@@ -79,11 +79,11 @@ class ImageStack:
 
     def request(self, index: Tensor) -> ReadRequest:
         """What read_batch needs for these positions, in any process."""
-        return ReadRequest(self._chosen(index), self.size, self.cache)
+        return ReadRequest(self._chosen(index), self.size)
 
     def read(self, index: Tensor) -> tuple[Tensor, dict[str, str]]:
         """Read in this process.   ->  images (k, 3, size, size), and the reasons of unreadable ones"""
-        found = self.complete(index, read_batch(self.request(index)))
+        found = self.complete(index, read_batch(self.request(index), self.cache))
         return found.images, found.failures
 
     def complete(self, index: Tensor, result: ReadBatch, *, strict_from: int | None = None) -> Completed:
