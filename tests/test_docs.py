@@ -156,7 +156,8 @@ def test_the_page_on_methods_has_every_hook():
 
 def test_the_page_on_experiments_has_every_file_of_a_run_folder():
     text = (DOCS / "runs.md").read_text()
-    files = [value for name, value in vars(layout).items() if name.isupper() and isinstance(value, str)]
+    names = [name for name in vars(layout) if name.isupper() and not name.startswith("FORMER_")]
+    files = [value for name in names if isinstance(value := getattr(layout, name), str)]
     assert len(files) > 15
     for file in files:
         assert f"`{file}`" in text or f"`{file}/`" in text, file

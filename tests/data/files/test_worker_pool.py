@@ -236,8 +236,16 @@ def test_closing_early_ends_workers_in_the_middle_of_a_call():
     assert not drivers()
 
 
+@pytest.fixture
+def interruptible():
+    """A shell starts background jobs with SIGINT ignored, and Python keeps it so, here and in scripts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @linux
-def test_an_interrupt_while_waiting_ends_workers():
+def test_an_interrupt_while_waiting_ends_workers(interruptible):
     before = children()
     timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
@@ -250,7 +258,7 @@ def test_an_interrupt_while_waiting_ends_workers():
 
 @linux
 @pytest.mark.parametrize("how", ["SIGINT to the group", "SIGKILL to the parent"])
-def test_workers_end_with_their_parent(how, tmp_path):
+def test_workers_end_with_their_parent(how, tmp_path, interruptible):
     with start_script(SLEEPING, tmp_path, process_group=0) as process:
         pids = {int(process.stdout.readline()), int(process.stdout.readline())}
         assert any(map(is_running, pids))
