@@ -18,7 +18,7 @@ LEVELS = (
     ("data", "models"),
     ("methods", "training"),
     ("config", "evaluation", "estimator"),
-    ("recipes", "runs", "training.train"),
+    ("recipes", "runs", "training.parts", "training.train"),
     ("analysis", "prediction", "auto_config"),
     ("bench",),
     ("cli", "__main__", "__init__"),

@@ -12,6 +12,7 @@ import ropaws.config
 from ropaws.data.corpus import Corpus
 from ropaws.data.sources import DataConfig
 from ropaws.data.splits import choose_split, draw_split, read_split, write_split
+from ropaws.methods import make_method
 from tests import tiny
 
 LABELS = torch.tensor([0] * 40 + [1] * 20 + [2] * 5 + [-1] * 35)
@@ -102,7 +103,7 @@ def test_no_label_but_the_granted_ones_reaches_training(tmp_path, method):
     """All other labels are scrambled; with the same split, the trained weights are the same to the bit."""
     data = tiny.write_data(tmp_path / "data.npz")
     config = tiny.config(data)
-    config = replace(config, method=ropaws.config.make_method(method))
+    config = replace(config, method=make_method(method))
     first = ropaws.train(config, tmp_path / "first")
     granted = [int(line) for line in (first / "split.txt").read_text().splitlines()[1:]]
     arrays = dict(np.load(data))

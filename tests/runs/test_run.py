@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ropaws
 from ropaws import RoPAWS, Run
-from ropaws.analysis.evaluate import Evaluation, LabelError, PoolFigures, PropagationRow
+from ropaws.analysis.results import Evaluation, LabelError, PoolFigures, PropagationRow
 from ropaws.analysis.suggest import Suggestion
 from ropaws.prediction.predict import Prediction
 from ropaws.runs import run as run_module

@@ -155,8 +155,10 @@ def test_a_method_brings_the_settings_of_its_optimizer():
     for method in (FineTune(), MemoryMethod()):
         found = with_method(base, method)
         assert found.method == method
-        # Beside its own, the defaults: those of the recipe were chosen for another optimizer.
-        assert found.optim == OptimConfig(**method.optim)
+        # Beside its own, defaults that fit its peak: those of the recipe were chosen for another optimizer.
+        assert found.optim == OptimConfig(
+            **{"start": found.optim.peak, "end": 0.0, "warmup": 0, **method.optim}
+        )
         assert found.optim.name == "sgd"
         assert dataclasses.replace(found, method=base.method, optim=base.optim) == base
     assert with_method(base, PAWS()).optim == base.optim

@@ -21,6 +21,7 @@ from ropaws.data.files import rows
 from ropaws.methods import METHODS, PAWS, RoPAWS
 from ropaws.runs.facts import read_facts
 from ropaws.runs.run import Run
+from ropaws.training import parts as training_parts
 from ropaws.training import train as training
 from ropaws.training.loop import TrainingDivergedError
 from tests import tiny
@@ -227,7 +228,7 @@ def test_no_label_but_the_granted_ones_reaches_training(data, tmp_path, monkeypa
     # The draw itself looks at which images have a label, so the same split is handed over.
     arrays["train_labels"][hidden] = (arrays["train_labels"][hidden] + 2) % 4 - 1
     np.savez(data, **arrays)
-    monkeypatch.setattr(training, "choose_split", lambda *args, **kwargs: read_facts(one).split)
+    monkeypatch.setattr(training_parts, "choose_split", lambda *args, **kwargs: read_facts(one).split)
     two = ropaws.train(tiny.config(data), tmp_path / "two")
     assert_same_run(one, two)
 

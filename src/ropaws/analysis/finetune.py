@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ropaws.analysis.evaluate import Evaluation
+from ropaws.analysis.results import Evaluation
 from ropaws.config import RunConfig, with_method
 from ropaws.data.randomness import FINE_TUNE, generator
 from ropaws.data.samplers import SupportConfig, steps_per_epoch
@@ -22,8 +22,9 @@ from ropaws.methods import FineTune
 from ropaws.runs.atomic import refuse_link, write_json
 from ropaws.runs.layout import FINETUNE_RESULTS, FINETUNED, LINEAR, LINEAR_RESULTS, MODEL, SPLIT
 from ropaws.runs.run import Run, open_run
+from ropaws.training.parts import fit_in_memory
 from ropaws.training.progress import watch_files
-from ropaws.training.train import fit_in_memory, train_run
+from ropaws.training.train import train_run
 
 RATES, EPOCHS = (0.01, 0.02, 0.05, 0.1, 0.2), (30, 50)  # the paper's sweep
 HELD_OUT = 0.2  # share of the labeled images on which settings are chosen

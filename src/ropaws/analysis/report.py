@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from ropaws.analysis.evaluate import evaluate_run, read_evaluation
+from ropaws.analysis.evaluate import evaluate_run
+from ropaws.analysis.results import read_evaluation
 from ropaws.report.run_page import write_report
 from ropaws.runs.layout import GALLERY
 from ropaws.runs.run import Run

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes
-from ropaws.analysis.evaluate import Evaluation, evaluate, read_evaluation
+from ropaws.analysis.evaluate import evaluate
+from ropaws.analysis.results import Evaluation, read_evaluation
 from ropaws.config import RunConfig, read_config, to_json
 from ropaws.evaluation.projection import tsne
 from ropaws.methods import PAWS, RoPAWS, Supervised, method_name

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes as published
-from ropaws.analysis.evaluate import read_evaluation
 from ropaws.analysis.finetune import EPOCHS, RATES
 from ropaws.analysis.finetune import finetune as finetune_run
+from ropaws.analysis.results import read_evaluation
 from ropaws.auto_config import Choice, fit_settings, parse_budget
 from ropaws.cli.analyze import percent, write_page
 from ropaws.cli.parsing import parse, parse_known

@@ -49,7 +49,7 @@ from ropaws.training.hardware import choose_device, choose_precision, half_type
 from ropaws.training.progress import watch_files
 
 if TYPE_CHECKING:
-    from ropaws.analysis.evaluate import Evaluation
+    from ropaws.analysis.results import Evaluation
     from ropaws.analysis.suggest import Suggestion
     from ropaws.prediction.predict import ImageSource, Prediction
 

@@ -1,34 +1,24 @@
 """train(config), resume(run): build the parts, drive the loop. A run is a folder."""
 
 import contextlib
-import copy
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from torch import nn
-from torch.amp.grad_scaler import GradScaler
-from torch.optim import Optimizer
 
 from ropaws import __version__
 from ropaws.config import RunConfig, check_repeatable, differences, from_json, to_json, with_steps
 from ropaws.data.augment import Normalization
-from ropaws.data.corpus import Corpus, measure_normalization
-from ropaws.data.files.reading import ImageFiles, check_unreadable
-from ropaws.data.files.streaming import ImageStack
-from ropaws.data.loaders import BatchStream, TrainingData
-from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
+from ropaws.data.corpus import Corpus
+from ropaws.data.files.reading import ImageFiles
 from ropaws.data.sources import DataConfig, load_corpus
-from ropaws.data.splits import Labeled, choose_split
 from ropaws.distributed import (
     Place,
     any_process,
-    gather_constants,
     joined,
     place,
     planned_place,
@@ -36,21 +26,19 @@ from ropaws.distributed import (
     wait_for_all,
 )
 from ropaws.methods import encoder_of, method_name
-from ropaws.models import check_model, pretrained_normalization
-from ropaws.models.synced_norm import synchronize_norms
+from ropaws.models import check_model
 from ropaws.runs.atomic import read_json, refuse_link, write_json
 from ropaws.runs.facts import (
     DataFacts,
     check_same_data,
     check_target,
-    digest_images,
     read_facts,
     save_support,
     write_facts,
     write_unreadable,
 )
 from ropaws.runs.layout import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, UNREADABLE, WITHOUT_EFFECT
-from ropaws.runs.run import Run, build_model, read_run_config
+from ropaws.runs.run import Run, read_run_config
 from ropaws.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -63,17 +51,15 @@ from ropaws.training.checkpoint import (
 from ropaws.training.hardware import (
     Precision,
     choose_device,
-    choose_precision,
-    half_type,
     keep_freed_memory,
 )
 from ropaws.training.interrupt import stop_between_steps
 from ropaws.training.loop import Taken, TrainingDivergedError, fit
-from ropaws.training.optim import LARS, build_optimizer, learning_rate
+from ropaws.training.optim import learning_rate
+from ropaws.training.parts import Parts, build, prepare, seconds_per_step, stream_of
 from ropaws.training.progress import show_progress, watch_files
 from ropaws.training.trackers import Trackers, check_trackers, drop_metrics_from, open_trackers
 
-PROBE_STEPS = 6
 COLLAPSE_WARNING = (
     "Warning: the network hardly separates the labeled images, so its labels mean little. Train longer"
     " (--budget or --train.steps), or with milder views (--augment.solarize 0 --augment.equalize 0)."
@@ -86,20 +72,6 @@ class TrainingStopped(KeyboardInterrupt):
 
     def __init__(self, run: Path, step: int) -> None:
         super().__init__(f"stopped after step {step}; resume with `ropaws train --resume {run}`")
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What training needs, built and checked."""
-
-    corpus: Corpus
-    facts: DataFacts
-    model: nn.Module
-    optimizer: Optimizer
-    scaler: GradScaler
-    device: torch.device
-    precision: Precision
-    left_out: tuple[str, ...] = ()  # weights of model.init that were not used
 
 
 class TrainedRun(NamedTuple):
@@ -169,12 +141,12 @@ def train_run(
         console = _console(console, at)
         # All that can be wrong with the settings and the data is found before anything is written.
         corpus = corpus or _load_in_turn(config.data, console, at, files)
-        parts = _prepare(config, corpus, device, console, normalize)
+        parts = prepare(config, corpus, device, console, normalize)
         if config.model.init is not None:
             choices = (*choices, _describe_init(config, parts.left_out))
             console.print(choices[-1], highlight=False)
         if budget is not None:
-            steps = max(1, int(budget / _seconds_per_step(config, parts)))
+            steps = max(1, int(budget / seconds_per_step(config, parts)))
             config = with_steps(config, steps)
             choices = (*choices, f"{steps} steps of {config.train.batch}: what fits into {budget:.0f} s")
             console.print(choices[-1], highlight=False)
@@ -185,28 +157,6 @@ def train_run(
             console.print(f"{unreadable}, listed in {run / UNREADABLE}")
         _fit(run, config, parts, console, start=0, seconds=0.0)
     return TrainedRun(run, parts.corpus)
-
-
-def _prepare(
-    config: RunConfig,
-    corpus: Corpus,
-    device: torch.device,
-    console: Console,
-    normalize: Normalization | None,
-) -> Parts:
-    split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
-    facts = DataFacts(
-        corpus.class_names,
-        split,
-        normalize
-        or pretrained_normalization(config.model, channels=corpus.channels)
-        or measure_normalization(corpus.train_images),
-        digest_images(corpus.train_images),
-        tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else (),
-        len(corpus.train_images),
-    )
-    precision = choose_precision(config.train.precision, device)
-    return _build(config, corpus, facts, device, precision, starts=True)
 
 
 def resume(run: Path | str, *, console: Console | None = None) -> Path:
@@ -235,7 +185,7 @@ def resume_run(run: Path | str, *, console: Console | None = None) -> TrainedRun
         console = _console(console, at)
         corpus = _load_in_turn(config.data, console, at)
         check_same_data(run, facts, corpus)
-        parts = _build(config, corpus, facts, device, _read_precision(run))
+        parts = build(config, corpus, facts, device, _read_precision(run))
         checkpoint = load_checkpoint(run, device, lambda line: console.print(line, highlight=False))
         _check_same_run(run, config, facts, checkpoint)
         restore(checkpoint, parts.model, parts.optimizer, parts.scaler)
@@ -294,83 +244,6 @@ def _describe_init(config: RunConfig, left: Sequence[str]) -> str:
     return f"{' and '.join(config.method.init)} starts from {config.model.init}{unused}"
 
 
-def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:
-    """Where images are read while training: the labeled ones are looked at before."""
-    if not isinstance(corpus.train_images, ImageStack):
-        return split, corpus
-    console.print(f"Reading {len(split.indices):,} labeled images once", highlight=False)
-    bad = corpus.train_images.unreadable(split.indices)
-    names = {corpus.train_names[position]: reason for position, reason in bad.items()}
-    check_unreadable(names, len(split.indices))
-    kept = torch.tensor([position not in bad for position in split.indices.tolist()])
-    lost = set(split.labels.tolist()) - set(split.labels[kept].tolist())
-    if lost:
-        raise ValueError(f"class {corpus.class_names[min(lost)]!r} has no readable labeled image")
-    readable = Labeled(split.indices[kept], split.labels[kept])
-    return readable, corpus._replace(unreadable=corpus.unreadable + tuple(names.items()))
-
-
-def _build(
-    config: RunConfig,
-    corpus: Corpus,
-    facts: DataFacts,
-    device: torch.device,
-    precision: Precision,
-    *,
-    starts: bool = False,
-) -> Parts:
-    """starts: from the weights of model.init, not from a checkpoint."""
-    # Drawn once here for their errors: a batch larger than the pool, more classes than there are, batches
-    # that the processes cannot share.
-    if config.method.views(config.augment):
-        unlabeled_indices(0, batch=config.train.batch, pool=len(corpus.train_images), seed=config.train.seed)
-    positions, _ = support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
-    support_share(len(positions), config.support, place())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.train.seed)
-        model, left_out = build_model(config, facts, half_type(precision), start=starts)
-        model = model.to(device)
-    synchronize_norms(model, device)
-    optimizer = build_optimizer(model, config.optim)
-    scaler = GradScaler(device.type, enabled=precision == "fp16")
-    parts = Parts(corpus, facts, model, optimizer, scaler, device, precision, tuple(left_out))
-    _stream(config, parts)
-    return parts
-
-
-def fit_in_memory(config: RunConfig, corpus: Corpus, facts: DataFacts, device: str | None) -> nn.Module:
-    """Train without a run folder, for settings that are tried. Returns the model, in evaluation mode."""
-    chosen = choose_device(device or config.train.device)
-    precision = choose_precision(config.train.precision, chosen)
-    parts = _build(config, corpus, facts, chosen, precision, starts=True)
-    stream, total = _stream(config, parts), config.train.steps
-    rate = learning_rate(config.optim, total)
-    for _ in fit(
-        parts.model,
-        config.method,
-        stream.batches(0, total),
-        parts.optimizer,
-        rate,
-        parts.scaler,
-        stream.pool_pass,
-    ):
-        pass
-    return parts.model.eval()
-
-
-def _seconds_per_step(config: RunConfig, parts: Parts) -> float:
-    """Measured on a copy of the model, so that training itself starts from the same weights."""
-    model = copy.deepcopy(parts.model)
-    stream = _stream(config, parts)
-    still = LARS((weight for weight in model.parameters() if weight.requires_grad), lr=0.0)
-    batches = stream.batches(0, PROBE_STEPS)
-    steps = fit(model, config.method, batches, still, lambda step: 0.0, pool_pass=stream.pool_pass)
-    moments = [time.perf_counter() for _ in steps]
-    # From the end of the first step: it pays for buffers that the others reuse. The slowest process counts.
-    seconds = torch.tensor([(moments[-1] - moments[0]) / (PROBE_STEPS - 1)], device=parts.device)
-    return float(gather_constants(seconds).amax())
-
-
 def _start_folder(run: Path, config: RunConfig, parts: Parts, choices: Sequence[str], at: Place) -> None:
     """What the run is made from. The config comes last: a folder that has one can be resumed."""
     run.mkdir(parents=True, exist_ok=True)
@@ -423,7 +296,7 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
     if config.train.compile:
         encoder_of(parts.model).backbone.compile()  # in place: the names of the weights stay
     total, every = config.train.steps, config.train.checkpoint_every
-    stream = _stream(config, parts)
+    stream = stream_of(config, parts)
     stream.unreadable.update(parts.corpus.unreadable)
     steps = fit(
         parts.model,
@@ -485,23 +358,6 @@ def _open_trackers(run: Path, config: RunConfig, start: int) -> Trackers:
         refuse_link(run / name)
     drop_metrics_from(run / METRICS, start)
     return open_trackers(run, METRICS, config.train.log, start=start, config=to_json(config))
-
-
-def _stream(config: RunConfig, parts: Parts) -> BatchStream:
-    images = parts.corpus.train_images
-    if isinstance(images, torch.Tensor):
-        images = images.to(parts.device)
-    split = parts.facts.split
-    return BatchStream(
-        TrainingData(images, split.indices, split.labels, parts.facts.normalize),
-        config.method.views(config.augment),
-        config.method.labeled_view(config.augment),
-        config.support,
-        config.train.batch,
-        config.train.seed,
-        config.augment.size,
-        device=parts.device,
-    )
 
 
 def _row(taken: Taken, seconds: float, device: torch.device) -> dict[str, Any]:

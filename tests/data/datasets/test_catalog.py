@@ -195,7 +195,7 @@ def test_imagenet(tmp_path, val):
 
 def test_imagenet_says_what_is_missing(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"no imagenet below .*log in there, get ILSVRC2012_img_train\.tar"
+        FileNotFoundError, match=r"no imagenet below .*log in there, download ILSVRC2012_img_train\.tar"
     ):
         load(tmp_path, "imagenet")
     write_imagenet(tmp_path, "none")

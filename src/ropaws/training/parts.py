@@ -1,0 +1,160 @@
+"""The parts of a training: images, model, optimizer; built from the settings and checked at the start."""
+
+import copy
+import time
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from ropaws.config import RunConfig
+from ropaws.data.augment import Normalization
+from ropaws.data.corpus import Corpus, measure_normalization
+from ropaws.data.files.reading import check_unreadable
+from ropaws.data.files.streaming import ImageStack
+from ropaws.data.loaders import BatchStream, TrainingData
+from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
+from ropaws.data.splits import Labeled, choose_split
+from ropaws.distributed import gather_constants, place
+from ropaws.models import pretrained_normalization
+from ropaws.models.synced_norm import synchronize_norms
+from ropaws.runs.facts import DataFacts, digest_images
+from ropaws.runs.run import build_model
+from ropaws.training.hardware import Precision, choose_device, choose_precision, half_type
+from ropaws.training.loop import fit
+from ropaws.training.optim import LARS, build_optimizer, learning_rate
+
+PROBE_STEPS = 6
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What training needs, built and checked."""
+
+    corpus: Corpus
+    facts: DataFacts
+    model: nn.Module
+    optimizer: Optimizer
+    scaler: GradScaler
+    device: torch.device
+    precision: Precision
+    left_out: tuple[str, ...] = ()  # weights of model.init that were not used
+
+
+def prepare(
+    config: RunConfig,
+    corpus: Corpus,
+    device: torch.device,
+    console: Console,
+    normalize: Normalization | None,
+) -> Parts:
+    split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
+    facts = DataFacts(
+        corpus.class_names,
+        split,
+        normalize
+        or pretrained_normalization(config.model, channels=corpus.channels)
+        or measure_normalization(corpus.train_images),
+        digest_images(corpus.train_images),
+        tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else (),
+        len(corpus.train_images),
+    )
+    precision = choose_precision(config.train.precision, device)
+    return build(config, corpus, facts, device, precision, starts=True)
+
+
+def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:
+    """Where images are read while training: the labeled ones are looked at before."""
+    if not isinstance(corpus.train_images, ImageStack):
+        return split, corpus
+    console.print(f"Reading {len(split.indices):,} labeled images once", highlight=False)
+    bad = corpus.train_images.unreadable(split.indices)
+    names = {corpus.train_names[position]: reason for position, reason in bad.items()}
+    check_unreadable(names, len(split.indices))
+    kept = torch.tensor([position not in bad for position in split.indices.tolist()])
+    lost = set(split.labels.tolist()) - set(split.labels[kept].tolist())
+    if lost:
+        raise ValueError(f"class {corpus.class_names[min(lost)]!r} has no readable labeled image")
+    readable = Labeled(split.indices[kept], split.labels[kept])
+    return readable, corpus._replace(unreadable=corpus.unreadable + tuple(names.items()))
+
+
+def build(
+    config: RunConfig,
+    corpus: Corpus,
+    facts: DataFacts,
+    device: torch.device,
+    precision: Precision,
+    *,
+    starts: bool = False,
+) -> Parts:
+    """starts: from the weights of model.init, not from a checkpoint."""
+    # Drawn once here for their errors: a batch larger than the pool, more classes than there are, batches
+    # that the processes cannot share.
+    if config.method.views(config.augment):
+        unlabeled_indices(0, batch=config.train.batch, pool=len(corpus.train_images), seed=config.train.seed)
+    positions, _ = support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
+    support_share(len(positions), config.support, place())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.train.seed)
+        model, left_out = build_model(config, facts, half_type(precision), start=starts)
+        model = model.to(device)
+    synchronize_norms(model, device)
+    optimizer = build_optimizer(model, config.optim)
+    scaler = GradScaler(device.type, enabled=precision == "fp16")
+    parts = Parts(corpus, facts, model, optimizer, scaler, device, precision, tuple(left_out))
+    stream_of(config, parts)
+    return parts
+
+
+def stream_of(config: RunConfig, parts: Parts) -> BatchStream:
+    images = parts.corpus.train_images
+    if isinstance(images, torch.Tensor):
+        images = images.to(parts.device)
+    split = parts.facts.split
+    return BatchStream(
+        TrainingData(images, split.indices, split.labels, parts.facts.normalize),
+        config.method.views(config.augment),
+        config.method.labeled_view(config.augment),
+        config.support,
+        config.train.batch,
+        config.train.seed,
+        config.augment.size,
+        device=parts.device,
+    )
+
+
+def fit_in_memory(config: RunConfig, corpus: Corpus, facts: DataFacts, device: str | None) -> nn.Module:
+    """Train without a run folder, for settings that are tried. Returns the model, in evaluation mode."""
+    chosen = choose_device(device or config.train.device)
+    precision = choose_precision(config.train.precision, chosen)
+    parts = build(config, corpus, facts, chosen, precision, starts=True)
+    stream, total = stream_of(config, parts), config.train.steps
+    rate = learning_rate(config.optim, total)
+    for _ in fit(
+        parts.model,
+        config.method,
+        stream.batches(0, total),
+        parts.optimizer,
+        rate,
+        parts.scaler,
+        stream.pool_pass,
+    ):
+        pass
+    return parts.model.eval()
+
+
+def seconds_per_step(config: RunConfig, parts: Parts) -> float:
+    """Measured on a copy of the model, so that training itself starts from the same weights."""
+    model = copy.deepcopy(parts.model)
+    stream = stream_of(config, parts)
+    still = LARS((weight for weight in model.parameters() if weight.requires_grad), lr=0.0)
+    batches = stream.batches(0, PROBE_STEPS)
+    steps = fit(model, config.method, batches, still, lambda step: 0.0, pool_pass=stream.pool_pass)
+    moments = [time.perf_counter() for _ in steps]
+    # From the end of the first step: it pays for buffers that the others reuse. The slowest process counts.
+    seconds = torch.tensor([(moments[-1] - moments[0]) / (PROBE_STEPS - 1)], device=parts.device)
+    return float(gather_constants(seconds).amax())
