@@ -157,7 +157,7 @@ def paper_ablation() -> str:
 
 def paper_cold() -> str:
     groups = read("paper_small")["groups"]
-    rows = [["start", "labels alone", "PAWS", "RoPAWS"]]
+    rows = [["start", "supervised baseline", "PAWS", "RoPAWS"]]
     for name, ending in (("random heads", "/cold"), ("heads trained on the labels", "")):
         pair = [groups[f"svhn/25/{method}/{STEPS}{ending}"] for method in ("paws", "ropaws")]
         alone = "-" if ending else spread(pair[0]["start"])
@@ -173,7 +173,7 @@ def paper_steps() -> str:
         pair = [groups[f"svhn/4/{method}/{steps}"] for method in ("paws", "ropaws")]
         rows.append([f"{steps:,}", *(spread(group[key]) for key in ("accuracy", "auroc") for group in pair)])
     start = spread(groups[f"svhn/4/paws/{STEPS}"]["start"])
-    rows.insert(1, ["0 (labels alone)", start, start, "", ""])
+    rows.insert(1, ["0 (supervised start)", start, start, "", ""])
     return table(rows)
 
 
@@ -199,7 +199,7 @@ def suggest() -> str:
     found = read("suggest")
     before, retrained = found["before"], found["retrained"]
     columns = [(method, way) for method in ("supervised", "ropaws") for way in ("random", "suggested")]
-    names = {"supervised": "labels alone", "ropaws": "RoPAWS"}
+    names = {"supervised": "supervised baseline", "ropaws": "RoPAWS"}
     rows = [["labels", *(f"{names[method]}, {way}" for method, way in columns)]]
     rows.append([str(found["labels_before"]), *(spread(before[method]) for method, _ in columns)])
     rows += [
