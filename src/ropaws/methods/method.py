@@ -32,7 +32,7 @@ class Method(ABC):
     """
 
     optim: ClassVar[Mapping[str, Any]] = {}
-    """Fields of OptimConfig that suit this method better than the defaults."""
+    """Fields of OptimConfig that suit this method. With a peak, the rate starts there and falls to 0."""
     init: ClassVar[tuple[str, ...]] = ("backbone",)
     """Parts of the encoder that start from the weights of `--init`."""
 
