@@ -222,6 +222,17 @@ def test_a_run_with_a_timm_backbone(timm, tmp_path):
     run = ropaws.train(config, tmp_path / "run")
     assert "accuracy" in ropaws.evaluate(run)
     assert not any(pretrained for _, pretrained, _ in timm.asked)
+    assert "accuracy" in ropaws.finetune(run, rates=(0.05,), epochs=(1,))
+    assert "accuracy" in ropaws.finetune(run / "finetuned", rates=(0.05,), epochs=(1,))
+
+
+def test_pretrained_timm_weights_get_their_normalization(timm, tmp_path):
+    timm.get_pretrained_cfg = lambda name: types.SimpleNamespace(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
+    config = tiny.config(tiny.write_data(tmp_path / "data.npz"), steps=1)
+    model = replace(config.model, backbone="timm:fake_net", init=Path("pretrained"))
+    run = ropaws.train(replace(config, model=model), tmp_path / "run")
+    normalize = ropaws.Run(run).facts.normalize
+    assert (normalize.mean, normalize.std) == (pytest.approx((0.2,)), pytest.approx((0.5,)))  # grayscale
 
 
 def test_without_timm_the_extra_is_named(monkeypatch):
