@@ -22,6 +22,7 @@ from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
 from ropaws.methods import RoPAWS
 from ropaws.models import ModelConfig, recognize_backbone
+from ropaws.runs.atomic import replacing
 from ropaws.runs.layout import CONFIG, INPUTS
 from ropaws.training.hardware import choose_device
 from ropaws.training.optim import OptimConfig
@@ -237,5 +238,6 @@ def _on_disk(source: Source, place: Path) -> Path:
     if labels is not None:
         arrays["labels"] = np.asarray(labels)
     file = place.with_suffix(".npz")
-    np.savez(file, **arrays)  # type: ignore[arg-type]
+    with replacing(file) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, **arrays)  # type: ignore[arg-type]
     return file

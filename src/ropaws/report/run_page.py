@@ -7,6 +7,7 @@ from ropaws.report import grids, sections
 from ropaws.report.page import esc, page, write_page
 from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.verdict import verdict
+from ropaws.runs.layout import REPORT
 
 SECTIONS: dict[str, Callable[[RunFiles], str]] = {
     "Against simpler classifiers": sections.comparison,
@@ -47,7 +48,7 @@ def write_report(
     if not run.is_dir():
         raise FileNotFoundError(f"no run folder at {run}; `ropaws train` makes one")
     files = RunFiles(run, None if baseline is None else Path(baseline))
-    path = run / "report.html" if out is None else Path(out)
+    path = run / REPORT if out is None else Path(out)
     write_page(path, render(files))
     return path
 
