@@ -34,12 +34,12 @@ class SameConv(nn.Conv2d):
         super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        missing = [self._missing(x.shape[side], side - 2) for side in (2, 3)]
-        if any(missing):
-            down, right = missing
-            # One more row below and to the right where the number is odd.
+        down, right = (self._missing(x.shape[side], side - 2) for side in (2, 3))
+        padding = (down // 2, right // 2)
+        if down % 2 or right % 2:  # one more row below, or column to the right; this copies the input
             x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
-        return super().forward(x)
+            padding = (0, 0)
+        return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
     def _missing(self, size: int, side: int) -> int:
         outputs = -(-size // self.stride[side])
@@ -48,6 +48,8 @@ class SameConv(nn.Conv2d):
 
 class InvertedResidual(nn.Module):
     """Expand, filter each channel, project; with a shortcut where the shape stays."""
+
+    norm_pairs = (("_expand_conv", "_bn0"), ("_depthwise_conv", "_bn1"), ("_project_conv", "_bn2"))
 
     def __init__(self, inputs: int, outputs: int, *, expansion: int, stride: int, kernel: int) -> None:
         super().__init__()
@@ -71,6 +73,8 @@ class InvertedResidual(nn.Module):
 
 class EfficientNetLite0(nn.Module):
     """images (n, channels, h, w)  ->  features (n, 1280)"""
+
+    norm_pairs = (("_conv_stem", "_bn0"), ("_conv_head", "_bn1"))
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__()

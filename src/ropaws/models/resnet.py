@@ -3,9 +3,12 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+DOWNSAMPLE = ("downsample.0", "downsample.1")
+
 
 class BasicBlock(nn.Module):
     expansion = 1
+    norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"), DOWNSAMPLE)
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -22,6 +25,7 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     expansion = 4
+    norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"), ("conv3", "bn3"), DOWNSAMPLE)
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -48,6 +52,8 @@ def _downsample(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
 
 class ResNet(nn.Module):
     """images (n, channels, h, w)  ->  features (n, 512 * expansion); no classifier layer"""
+
+    norm_pairs = (("conv1", "bn1"),)
 
     def __init__(
         self, block: type[BasicBlock] | type[Bottleneck], depths: tuple[int, int, int, int], channels: int = 3

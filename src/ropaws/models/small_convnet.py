@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
+    norm_pairs = (("conv1", "bn1"), ("conv2", "bn2"))
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
@@ -22,6 +24,8 @@ class ResidualBlock(nn.Module):
 
 class SmallConvNet(nn.Module):
     """Stem of stride 2, then one block a width.   (n, channels, h, w)  ->  (n, widths[-1])"""
+
+    norm_pairs = (("stem", "norm"),)
 
     def __init__(self, widths: tuple[int, ...] = (24, 48, 96), channels: int = 3) -> None:
         super().__init__()

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 class WideBlock(nn.Module):
     """BN-ReLU-conv twice; where the shape changes, the shortcut starts after the first BN-ReLU."""
 
+    norm_pairs = (("conv1", "bn2"),)
+
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(inputs)
