@@ -12,6 +12,7 @@ from torch import Tensor
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import Normalization, Part, View, augment, center_view, random_views
 from ropaws.data.corpus import Images
+from ropaws.data.features import EmbeddedImages, drawn_views, features_of
 from ropaws.data.files.decoding import ReadBatch, ReadRequest, read_batch
 from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
@@ -29,7 +30,7 @@ PASS_BATCH = 512  # images of a pass over the pool at a time
 class TrainingData:
     """What training sees: images, and the granted labels alone."""
 
-    images: Images  # (n, channels, h, w) uint8, on the device or on disk: the unlabeled set
+    images: Images  # (n, channels, h, w) uint8, on the device or on disk, or features: the unlabeled set
     labeled_indices: Tensor  # (l,) the labeled ones among them
     labels: Tensor  # (l,) their classes
     normalize: Normalization
@@ -43,10 +44,10 @@ class Chosen(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """The images of a step, before augmentation."""
+    """The images of a step, before augmentation; of images whose features are known, all cached views."""
 
-    unlabeled: Tensor  # (u, channels, h, w) uint8
-    labeled: Tensor  # (k, channels, h, w) uint8
+    unlabeled: Tensor  # (u, channels, h, w) uint8, or (u, views, d)
+    labeled: Tensor  # (k, channels, h, w) uint8, or (k, views, d)
     pool_index: Tensor  # (u,) positions of the unlabeled images, also of those that replace an unreadable one
 
 
@@ -102,6 +103,10 @@ class BatchStream:
     def pixels(self, step: int) -> Pixels:
         """This process's images of a step; those on disk are read in this process."""
         images, chosen = self.data.images, self.chosen(step)
+        if (features := features_of(images)) is not None:
+            unlabeled, labeled = (features.views(part).to(self.device) for part in chosen)
+            shown = images.shown(chosen.unlabeled) if isinstance(images, EmbeddedImages) else chosen.unlabeled
+            return Pixels(unlabeled, labeled, shown)
         if isinstance(images, ImageStack):
             return self._assembled(chosen, read_batch(self._request(chosen), images.cache))
         here = images[:0].device
@@ -111,21 +116,24 @@ class BatchStream:
         random = generator(self.seed, VIEWS, step)
         mine = share(self.batch, self.at)
         part = Part(torch.arange(mine.start, mine.stop), self.batch)
+        if pixels.ndim == 3:
+            drawn = drawn_views(pixels, len(self.views), random, part)
+            return dict(zip(self.views, drawn, strict=True))
         return random_views(pixels, self.views, self.data.normalize, random, part)
 
     def support_batch(self, step: int, pixels: Tensor) -> Support:
         positions, labels = support_indices(step, self.data.labels, self.support, seed=self.seed)
         mine = support_share(len(positions), self.support, self.at)
         views, device = self.support.views, pixels.device
-        # Row v * images + i of the batch is view v of image i.
-        rows = torch.cat([view * len(positions) + mine for view in range(views)])
-        images = augment(
-            pixels.repeat(views, 1, 1, 1),
-            self.labeled_view,
-            self.data.normalize,
-            generator(self.seed, SUPPORT_VIEWS, step),
-            Part(rows, views * len(positions)),
-        )
+        random = generator(self.seed, SUPPORT_VIEWS, step)
+        if pixels.ndim == 3:
+            images = torch.cat(drawn_views(pixels, views, random, Part(mine, len(positions))))
+        else:  # row v * images + i of the batch is view v of image i
+            rows = torch.cat([view * len(positions) + mine for view in range(views)])
+            part = Part(rows, views * len(positions))
+            images = augment(
+                pixels.repeat(views, 1, 1, 1), self.labeled_view, self.data.normalize, random, part
+            )
         all_classes = self.data.labels if self.support.images_per_step is not None else labels
         one_hot = F.one_hot(labels[mine].repeat(views), int(all_classes.max()) + 1)
         return Support(
@@ -181,7 +189,8 @@ class PoolPass:
     def map(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """function(center views) of all training images, in their order; the same in every process.
 
-        function: (b, channels, size, size)  ->  (b, ...), called for a batch at a time
+        function: (b, channels, size, size)  ->  (b, ...), called for a batch at a time; it gets features
+        (b, d) where those are known
         """
         mine = share(len(self))
         rows = torch.arange(mine.start, mine.stop)
@@ -190,6 +199,8 @@ class PoolPass:
 
     def _views(self, rows: Tensor) -> Tensor:
         images = self.data.images
+        if (features := features_of(images)) is not None:
+            return features[rows].to(self.device)
         if isinstance(images, ImageStack):
             pixels, _ = images.read(rows)
         else:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from ropaws.data.augment import Normalization
 from ropaws.models import efficientnet_lite
 from ropaws.models.efficientnet_lite import EfficientNetLite0
 from ropaws.models.encoder import Encoder
-from ropaws.models.heads import prediction_head, projection_head
+from ropaws.models.heads import KnownFeatures, linear_head, prediction_head, projection_head
 from ropaws.models.resnet import resnet18, resnet50
 from ropaws.models.small_convnet import SmallConvNet
 from ropaws.models.timm_backbone import TIMM, TimmBackbone, check_timm_name, timm_normalization
@@ -22,6 +23,7 @@ from ropaws.naming import nearest
 
 __all__ = [
     "BACKBONES",
+    "FEATURES",
     "Encoder",
     "ModelConfig",
     "build_encoder",
@@ -36,11 +38,14 @@ MOST_DEPTH, MOST_WIDTH, MOST_DIMS = 1000, 256, 1 << 16  # beyond these no memory
 MOST_WEIGHTS = 1 << 31  # 8 GB, and twice as much again for gradients and momentum
 
 LITE = "efficientnet-lite0"
+FEATURES = "features"  # the backbone of runs whose data are features
+MOST_FROZEN_VIEWS = 64
 
 BACKBONES: dict[str, Callable[[int], nn.Module]] = {
     LITE: EfficientNetLite0,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    FEATURES: KnownFeatures,
     "small": lambda channels: SmallConvNet(channels=channels),
     "wrn-28-2": lambda channels: WideResNet(28, 2, channels),
 }
@@ -51,11 +56,17 @@ class ModelConfig:
     """The network."""
 
     backbone: str = "wrn-28-2"
-    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18, resnet50, efficientnet-lite0, or timm:NAME
-    with the timm extra."""
+    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18, resnet50, efficientnet-lite0, timm:NAME
+    with the timm extra, or features for data that are features."""
     init: Path | None = None
     """Weights that the backbone starts from: a .pth or .safetensors file; "pretrained" for the ImageNet
     weights of efficientnet-lite0 (extra `pretrained`) or those that timm has."""
+    frozen: bool = False
+    """Leave the backbone as it is: its features are computed once, and only the heads are trained."""
+    frozen_views: int = 4
+    """With frozen: random views of each training image whose features are kept, besides the center view."""
+    head: Literal["mlp", "linear"] = "mlp"
+    """Projection head: mlp, as in the paper; linear starts as the principal components of the features."""
     projection_hidden: int = 128
     """Width of the projection head's two hidden layers."""
     projection_dims: int = 128
@@ -68,6 +79,17 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MOST_DIMS:
                 raise ValueError(f"model.{name} must be from 1 to {MOST_DIMS}, got {value}")
+        if not 0 <= self.frozen_views <= MOST_FROZEN_VIEWS:
+            raise ValueError(
+                f"model.frozen_views must be from 0 to {MOST_FROZEN_VIEWS}, got {self.frozen_views}"
+            )
+        if self.backbone == FEATURES and self.init is not None:
+            raise ValueError(f"model.init: backbone {FEATURES} has no weights to start from; leave it out")
+        if self.frozen and self.init is None and self.backbone != FEATURES:
+            raise ValueError(
+                "model.frozen needs weights that the backbone keeps: set model.init to a weight file, or to"
+                f" {PRETRAINED}"
+            )
         if self.init == PRETRAINED and self.backbone != LITE and not self.backbone.startswith(TIMM):
             raise ValueError(
                 f"model.init={PRETRAINED} goes with {LITE} or a timm: backbone, got {self.backbone}"
@@ -125,11 +147,14 @@ def build_encoder(config: ModelConfig, *, channels: int, autocast: torch.dtype |
 def _assemble(config: ModelConfig, channels: int, autocast: torch.dtype | None) -> Encoder:
     backbone = backbone_builder(config.backbone)(channels)
     features = int(backbone.features)  # type: ignore[arg-type]
-    projection = projection_head(features, config.projection_hidden, config.projection_dims)
+    if config.head == "linear":
+        projection = linear_head(features, config.projection_dims)
+    else:
+        projection = projection_head(features, config.projection_hidden, config.projection_dims)
     prediction: nn.Module = nn.Identity()
     if config.prediction_hidden is not None:
         prediction = prediction_head(config.projection_dims, config.prediction_hidden)
-    return Encoder(backbone, projection, prediction, autocast=autocast)
+    return Encoder(backbone, projection, prediction, autocast=autocast, frozen=config.frozen)
 
 
 def load_init(

@@ -1,5 +1,6 @@
-"""Backbone, projection and prediction in one module: images in, unit embeddings h and z out."""
+"""Backbone, projection and prediction in one module: images or features in, unit embeddings h and z out."""
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,12 @@ from ropaws.batch import Embeddings
 
 
 class Encoder(nn.Module):
-    """The trained network. Computes in half precision where asked, and always answers in float32."""
+    """The trained network. Computes in half precision where asked, and always answers in float32.
+
+    A batch with two dimensions holds features of the backbone, which they skip: training on features that
+    are known and prediction on images share one network. With frozen the backbone stays as it is; its
+    features have the precision of those that a cache keeps, so that both ways give the same.
+    """
 
     def __init__(
         self,
@@ -19,18 +25,34 @@ class Encoder(nn.Module):
         prediction: nn.Module,
         *,
         autocast: torch.dtype | None = None,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         self.backbone = backbone
         self.projection = projection
         self.prediction = prediction  # nn.Identity: z is h
         self.autocast = autocast
+        self.frozen = frozen
+        if frozen:
+            backbone.requires_grad_(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Encoder":
+        super().requires_grad_(requires_grad)
+        if self.frozen:
+            self.backbone.requires_grad_(False)
+        return self
+
+    def train(self, mode: bool = True) -> "Encoder":
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()  # its batch statistics stay too
+        return self
 
     def forward(self, batches: Sequence[Tensor]) -> list[Embeddings]:
         """Embed batches of crops; batches of one size go through the network as one.
 
         Batch statistics are thus shared within a size and never mixed between sizes.
-        batches: each (n_i, channels, size_i, size_i)  ->  one Embeddings (n_i, d) for each
+        batches: each (n_i, channels, size_i, size_i) or (n_i, feature_dims)  ->  one Embeddings (n_i, d) each
         """
         by_size: dict[torch.Size, list[int]] = {}
         for index, batch in enumerate(batches):
@@ -44,21 +66,47 @@ class Encoder(nn.Module):
         return [embedded[i] for i in range(len(batches))]
 
     def features(self, images: Tensor) -> Tensor:
-        """What the backbone says of images, for methods with heads of their own.   ->  (n, feature_dims)"""
+        """What the backbone says of images, for methods with heads of their own.   ->  (n, feature_dims)
+
+        images: (n, channels, size, size), or (n, feature_dims) features that are known already
+        """
+        if images.ndim == 2:
+            return self._known(images)
         with self._precision(images):
             features = self.backbone(images.contiguous(memory_format=torch.channels_last))
-        return _widen(features)
+        return _widen(features.half() if self.frozen else features)
 
     @property
     def feature_dims(self) -> int:
         """Dimensions of the backbone's features."""
         return int(self.backbone.features)  # type: ignore[arg-type]
 
+    def backbone_digest(self) -> str:
+        """A fingerprint of the backbone's weights, but for counters that do not change what it computes."""
+        state = hashlib.blake2b(digest_size=16)
+        for name, value in sorted(self.backbone.state_dict().items()):
+            if not name.endswith("num_batches_tracked"):
+                state.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+                state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return state.hexdigest()
+
+    def _known(self, features: Tensor) -> Tensor:
+        if features.shape[1] != self.feature_dims:
+            raise ValueError(
+                f"features have {features.shape[1]} dimensions, but the network takes {self.feature_dims};"
+                " use features of the same backbone"
+            )
+        return features
+
     def _embed(self, images: Tensor) -> Embeddings:
-        images = images.contiguous(memory_format=torch.channels_last)
-        with self._precision(images):
-            h = self.projection(self.backbone(images))
+        if self.frozen or images.ndim == 2:  # the head is small: in full precision
+            h = self.projection(self.features(images))
             z = self.prediction(h)
+        else:
+            images = images.contiguous(memory_format=torch.channels_last)
+            with self._precision(images):
+                h = self.projection(self.backbone(images))
+                z = self.prediction(h)
         return Embeddings(F.normalize(_widen(h), dim=1), F.normalize(_widen(z), dim=1))
 
     def _precision(self, images: Tensor) -> torch.autocast:

@@ -1,0 +1,230 @@
+"""Features of images in the place of their pixels: rows in memory, or in the segments of a cache on disk."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from ropaws.data.augment import Part
+from ropaws.data.corpus import Corpus, Images
+
+
+class Features(ABC):
+    """What a backbone says of images, indexed like the images: a center view and random views of each."""
+
+    made_from: str = ""  # digest of backbone and views; empty for features that a person brings
+
+    @property
+    @abstractmethod
+    def shape(self) -> torch.Size:
+        """Images and features of each.   (n, d)"""
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @abstractmethod
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        """Features of the center views.   (k,)  ->  (k, d) float32"""
+
+    @abstractmethod
+    def views(self, index: Tensor) -> Tensor:
+        """Features of the random views, of the center view where there are none.   (k,)  ->  (k, v, d)"""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """A short fingerprint; other features, or the same in another order, give another one."""
+
+
+class FeatureRows(Features):
+    """Features in memory.
+
+    Args:
+        center: Of the center views (n, d).
+        views: Of random views (n, v, d), if there are any.
+
+    Raises:
+        ValueError: They are not finite, or do not fit each other.
+    """
+
+    def __init__(self, center: Tensor, views: Tensor | None = None) -> None:
+        check_features(center)
+        if views is not None and (views.ndim != 3 or views.shape[::2] != center.shape or not views.shape[1]):
+            raise ValueError(
+                f"views must be (n, views, d) with n and d of features {tuple(center.shape)},"
+                f" got {tuple(views.shape)}"
+            )
+        if views is not None:
+            check_features(views.flatten(1), "views")
+        self.center = center.float()
+        self.random_views = None if views is None else views
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.center.shape
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return self.center[index]
+
+    def views(self, index: Tensor) -> Tensor:
+        return self.center[index][:, None] if self.random_views is None else self.random_views[index].float()
+
+    def digest(self) -> str:
+        state = hashlib.blake2b(str(tuple(self.shape)).encode(), digest_size=16)
+        for part in (self.center, self.random_views):
+            if part is not None:
+                state.update(part.contiguous().numpy().data)
+        return state.hexdigest()
+
+
+class FeatureBank(Features):
+    """Features in the segments of a cache, memory-mapped: memory does not grow with the images.
+
+    Args:
+        segments: Arrays (m, v + 1, d) of float16, the center view first.
+        where: Segment and row of each image (n, 2).
+        made_from: Digest of backbone and views.
+    """
+
+    def __init__(self, segments: Sequence[NDArray[np.float16]], where: NDArray[np.int64], made_from: str):
+        self.segments = segments
+        self.where = where
+        self.made_from = made_from
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.where), self.segments[0].shape[2] if self.segments else 0))
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return self._read(index, slice(0, 1))[:, 0]
+
+    def views(self, index: Tensor) -> Tensor:
+        return self._read(index, slice(1 if self._views > 0 else 0, None))
+
+    def digest(self) -> str:
+        state = hashlib.blake2b(f"{self.made_from} {tuple(self.shape)}".encode(), digest_size=16)
+        for rows in torch.arange(len(self)).split(4096):
+            state.update(self._read(rows, slice(None)).numpy().data)
+        return state.hexdigest()
+
+    @property
+    def _views(self) -> int:
+        return self.segments[0].shape[1] - 1 if self.segments else 0
+
+    def _read(self, index: Tensor | slice, views: slice) -> Tensor:
+        chosen = self.where[index if isinstance(index, slice) else index.cpu().numpy()]
+        count = len(range(self._views + 1)[views])
+        found = np.empty((len(chosen), count, self.shape[1]), np.float32)
+        for number in np.unique(chosen[:, 0]):
+            mine = chosen[:, 0] == number
+            found[mine] = self.segments[number][chosen[mine, 1], views]
+        return torch.from_numpy(found)
+
+
+class EmbeddedImages:
+    """Images whose features are known: the pixels for people who look at them, the features for training.
+
+    Args:
+        pixels: The images.
+        features: Theirs; the row of an unreadable image is that of the readable one in its place.
+        replaced: Position of each unreadable image -> position of the one in its place.
+        reasons: Position of each unreadable image -> why.
+    """
+
+    def __init__(
+        self,
+        pixels: Images,
+        features: Features,
+        replaced: Mapping[int, int] | None = None,
+        reasons: Mapping[int, str] | None = None,
+    ) -> None:
+        if len(pixels) != len(features):
+            raise ValueError(f"{len(features)} rows of features for {len(pixels)} images")
+        self.pixels = pixels
+        self.features = features
+        self.replaced = dict(replaced or {})
+        self.reasons = dict(reasons or {})
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.pixels.shape
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return self.pixels[index]
+
+    def shown(self, index: Tensor) -> Tensor:
+        """Positions of the images whose features these positions have.   (k,)  ->  (k,)"""
+        if not self.replaced:
+            return index
+        return torch.tensor([self.replaced.get(position, position) for position in index.tolist()])
+
+
+def features_of(images: Images) -> Features | None:
+    """The features that take the place of pixels; None for images alone."""
+    if isinstance(images, EmbeddedImages):
+        return images.features
+    return images if isinstance(images, Features) else None
+
+
+def pixels_of(images: Images) -> Images:
+    """The images alone."""
+    return images.pixels if isinstance(images, EmbeddedImages) else images
+
+
+def without_features(corpus: Corpus) -> Corpus:
+    """The images alone, for a network that is trained as a whole."""
+    return corpus._replace(
+        train_images=pixels_of(corpus.train_images), test_images=pixels_of(corpus.test_images)
+    )
+
+
+def drawn_views(cached: Tensor, count: int, random: Generator, part: Part) -> list[Tensor]:
+    """Random ones of the cached views of each image: different ones, as far as there are enough.
+
+    cached (n, v, d)  ->  count times (n, d)
+    """
+    order = torch.rand(part.of, cached.shape[1], generator=random).argsort(dim=1)[part.rows]
+    rows, order = torch.arange(len(cached), device=cached.device), order.to(cached.device)
+    return [cached[rows, order[:, number % cached.shape[1]]] for number in range(count)]
+
+
+def check_features(values: Tensor, name: str = "features") -> None:
+    """Raise an error unless these are rows of finite numbers."""
+    if values.ndim != 2 or 0 in values.shape[1:] or not values.is_floating_point():
+        raise ValueError(
+            f"{name} must be an array (n, d) of floating-point numbers, got {values.dtype}"
+            f" {tuple(values.shape)}"
+        )
+    bad = (~values.isfinite()).any(dim=1).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"{name}: row {int(bad[0])} is not finite ({len(bad)} such rows); repair or remove them"
+        )
+
+
+def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:
+    """Mean and main directions of the center features, from one pass over them.
+
+    Directions are unit rows by falling variance, each with its largest entry positive; rows of zeros where
+    there are fewer directions than asked for.   ->  (d,), (count, d) float64
+    """
+    dims = features.shape[1]
+    total, products = torch.zeros(dims, dtype=torch.float64), torch.zeros(dims, dims, dtype=torch.float64)
+    offset = features[torch.arange(min(block, len(features)))].mean(dim=0)  # so that float32 is enough
+    for rows in torch.arange(len(features)).split(block):
+        centered = features[rows] - offset
+        total += centered.sum(dim=0)
+        products += centered.T @ centered
+    shift = total / max(1, len(features))
+    _, vectors = torch.linalg.eigh(products / max(1, len(features)) - torch.outer(shift, shift))
+    components = vectors.T.flip(0)[:count]
+    largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
+    components = torch.where(largest < 0, -components, components)
+    missing = torch.zeros(max(0, count - dims), dims, dtype=torch.float64)
+    return offset.double() + shift, torch.cat([components, missing])
