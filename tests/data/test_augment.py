@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -131,6 +133,23 @@ def test_center_view_of_a_wide_image_is_its_middle_square():
     torch.testing.assert_close(view, torch.ones(1, 1, 8, 8))
 
 
+def test_views_are_resized_as_asked():
+    normalize = Normalization((0.0,), (1.0,))
+    images = (torch.rand(4, 1, 20, 20, generator=torch.Generator().manual_seed(0)) * 255).to(torch.uint8)
+    plain = AugmentConfig(size=9, jitter=0, solarize=0, equalize=0, scale=(1.0, 1.0), flip=0)
+    for interpolation in ("bilinear", "bicubic"):
+        config = replace(plain, interpolation=interpolation)
+        boxes = torch.tensor([[0, 0, 20, 20]]).expand(4, 4)
+        expected = image_ops.resized_crop(images, boxes, 9, interpolation=interpolation)
+        assert torch.equal(center_view(images, 9, normalize, interpolation), expected)
+        random = random_boxes(4, 20, 20, (1.0, 1.0), torch.Generator().manual_seed(5))
+        view = config.pixels(images, torch.Generator().manual_seed(5))
+        assert torch.equal(view, image_ops.resized_crop(images, random, 9, interpolation=interpolation))
+        assert config.multi_crop()["small1"].interpolation == interpolation
+    assert torch.equal(center_view(images, 9, normalize), center_view(images, 9, normalize, "bilinear"))
+    assert not torch.equal(center_view(images, 9, normalize), center_view(images, 9, normalize, "bicubic"))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -140,6 +159,7 @@ def test_center_view_of_a_wide_image_is_its_middle_square():
         ({"size": 0}, r"augment\.size"),
         ({"small_crops": -1}, r"augment\.small_crops"),
         ({"jitter_strength": 2}, r"augment\.jitter_strength"),
+        ({"interpolation": "lanczos"}, r"augment\.interpolation must be bilinear or bicubic, got lanczos"),
     ],
 )
 def test_bad_settings_are_named(settings, words):

