@@ -1,0 +1,75 @@
+"""Classifiers on features, and how often they are right on labeled images that were held out."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.evaluation.logistic import fit_logistic, unit_rows
+
+TEMPERATURE = 0.1  # of soft nearest neighbors, as in the paper
+FOLDS, FEWER_FOLDS = 10, 5  # at most; fewer from this many labels on
+MANY = 500
+REPEATS, WORK = 5, 1000  # of the folds at most, and how many labels that may take
+
+# Features (l, d) and labels (l,) to learn from, features (n, d) to classify, number of classes  ->  (n,)
+Classifier = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+def logistic(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
+    return fit_logistic(rows, labels, classes=classes)(queries).argmax(dim=1)
+
+
+def soft_nn(
+    rows: Tensor, labels: Tensor, queries: Tensor, classes: int, *, temperature: float = TEMPERATURE
+) -> Tensor:
+    """Soft nearest neighbors; all classes count alike, however many labels they have. Takes unit rows."""
+    one_hot = F.one_hot(labels, classes).to(rows)
+    votes = eq.soft_nn(queries, rows, one_hot, temperature=temperature)
+    return (votes / one_hot.sum(dim=0).clamp_min(1)).argmax(dim=1)
+
+
+CLASSIFIERS: Mapping[str, Classifier] = {"logistic": logistic, "soft_nn": soft_nn}
+
+
+def centered(rows: Tensor, labeled: Tensor) -> Tensor:
+    """Unit rows around the mean of the labeled ones: what all images share tells no class.
+
+    rows (n, d), labeled (l, d)  ->  (n, d)
+    """
+    return unit_rows(unit_rows(rows) - unit_rows(labeled).mean(dim=0))
+
+
+def held_out(features: Tensor, labels: Tensor, classify: Classifier, *, classes: int) -> Tensor:
+    """How often each labeled image was right, classified by those of other folds.   ->  (j,) from 0 to 1
+
+    Every fold holds out as many of each class, at least one where there are so many: leaving out one image
+    alone would make its class the one with the fewest labels. The folds are drawn several times. An image
+    that is the only one of its class is left out, as no other could know it.
+    features (l, d), labels (l,)
+    """
+    counts = torch.bincount(labels, minlength=classes)
+    if int(counts.max()) < 2:
+        raise ValueError("holding labels out needs a class with at least 2 of them")
+    folds = min(FOLDS if len(labels) <= MANY else FEWER_FOLDS, int(counts.max()))
+    repeats = max(1, min(REPEATS, WORK // len(labels)))
+    random = torch.Generator().manual_seed(0)
+    right = torch.zeros(len(labels), dtype=torch.float64)
+    for _ in range(repeats):
+        fold = _folds(labels, folds, random)
+        for number in range(folds):
+            out = fold == number
+            found = classify(features[~out], labels[~out], features[out], classes)
+            right[out] += (found == labels[out]).double()
+    return right[counts[labels] > 1] / repeats
+
+
+def _folds(labels: Tensor, folds: int, random: torch.Generator) -> Tensor:
+    """The fold in which each label is held out.   (l,)  ->  (l,)"""
+    fold = torch.empty_like(labels)
+    for number in labels.unique().tolist():
+        rows = (labels == number).nonzero().squeeze(1)
+        fold[rows[torch.randperm(len(rows), generator=random)]] = torch.arange(len(rows)) % folds
+    return fold
