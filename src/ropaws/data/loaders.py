@@ -17,6 +17,7 @@ from ropaws.data.files.decoding import ReadBatch, ReadRequest, read_batch
 from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.files.worker_pool import map_in_workers
+from ropaws.data.image_ops import Interpolation
 from ropaws.data.randomness import SUPPORT_VIEWS, VIEWS, generator
 from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
 from ropaws.distributed import Place, gather_constants, place, share
@@ -65,6 +66,7 @@ class BatchStream:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     at: Place = field(default_factory=place)  # which part of each batch is this process's
     unreadable: dict[str, str] = field(default_factory=dict)  # fills while images are read from disk
+    interpolation: Interpolation = "bilinear"  # of the center views
 
     def __post_init__(self) -> None:
         if self.batch % self.at.size:
@@ -77,7 +79,7 @@ class BatchStream:
         """A pass over the pool, where a new epoch starts with this step."""
         if not self.views or step % max(1, len(self.data.images) // self.batch):
             return None
-        return PoolPass(self.data, self.size, step, self.device)
+        return PoolPass(self.data, self.size, step, self.device, self.interpolation)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """The batches of these steps; images on disk are read ahead by worker processes."""
@@ -182,6 +184,7 @@ class PoolPass:
     size: int  # pixels per side of the center view
     step: int  # the step that comes next
     device: torch.device
+    interpolation: Interpolation = "bilinear"
 
     def __len__(self) -> int:
         return len(self.data.images)
@@ -205,4 +208,4 @@ class PoolPass:
             pixels, _ = images.read(rows)
         else:
             pixels = images[rows.to(images[:0].device)]
-        return center_view(pixels.to(self.device), self.size, self.data.normalize)
+        return center_view(pixels.to(self.device), self.size, self.data.normalize, self.interpolation)

@@ -9,6 +9,7 @@ import torch
 
 # Purposes. Numbers, not names: they are part of what a seed means and must not change.
 SPLIT, POOL_ORDER, SUPPORT, VIEWS, SUPPORT_VIEWS, POOL, FINE_TUNE, ANALYSIS, LABELED_ORDER = range(9)
+FROZEN_VIEWS = 9
 
 
 def generator(seed: int, purpose: int, step: int = 0) -> torch.Generator:

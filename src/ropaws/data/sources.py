@@ -49,7 +49,9 @@ class DataConfig:
     cache: Path | None = None
     """Folder that keeps decoded images for later epochs and runs; several runs may share it."""
     cache_gb: float = 20.0
-    """Size of the cache at most."""
+    """Size of the cache at most; that of features has the same limit."""
+    feature_cache: Path | None = None
+    """With model.frozen: folder that keeps features for later runs; by default ~/.cache/ropaws/features."""
     workers: int | None = None
     """Processes that decode images; by default one for each core."""
 

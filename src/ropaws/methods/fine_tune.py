@@ -77,6 +77,6 @@ class Classifier(nn.Module):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Features of the first projection layer and logits.   ->  (n, f), (n, c)"""
         features = self.encoder.features(images)
-        for number in range(FIRST_LAYER):
-            features = self.encoder.projection.get_submodule(str(number))(features)
+        for layer in list(self.encoder.projection)[:FIRST_LAYER]:  # all of a linear head
+            features = layer(features)
         return features, self.linear(features)

@@ -21,7 +21,7 @@ class Encoder(nn.Module):
     def __init__(
         self,
         backbone: nn.Module,
-        projection: nn.Module,
+        projection: nn.Sequential,
         prediction: nn.Module,
         *,
         autocast: torch.dtype | None = None,

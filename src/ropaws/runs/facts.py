@@ -15,13 +15,14 @@ from torch import Tensor
 
 from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus, Images
+from ropaws.data.features import Features, pixels_of
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.splits import Labeled, write_split
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.runs.atomic import read_json, write_atomically, write_json, write_text
 from ropaws.runs.layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
 
-MOST_CLASSES, MOST_IMAGES = 100_000, 1 << 40
+MOST_CLASSES, MOST_IMAGES, MOST_FEATURES = 100_000, 1 << 40, 1 << 20
 LONGEST = 1.01  # embedding, but for rounding; one of no features at all has length 0
 
 
@@ -36,6 +37,7 @@ class DataFacts:
         digest: Fingerprint of the training images.
         labeled_names: Files of the labeled images, where they are files.
         images: Number of training images; 0 in runs of 0.1.0.
+        feature_dims: Width of the features, where the data are features; 0 for images.
     """
 
     class_names: tuple[str, ...]
@@ -44,6 +46,7 @@ class DataFacts:
     digest: str  # of the training images
     labeled_names: tuple[str, ...] = ()  # files of the labeled images, where they are files
     images: int = 0  # number of training images; 0 in runs of 0.1.0, whose methods do not ask
+    feature_dims: int = 0  # where the data are features
 
     def __post_init__(self) -> None:
         """Raises ValueError where the parts do not fit one another."""
@@ -61,16 +64,24 @@ class DataFacts:
             raise ValueError(f"a label is not of one of the {str(self.images)[:20]} images")
         if self.labeled_names and len(self.labeled_names) != labeled:
             raise ValueError(f"{len(self.labeled_names)} names for {labeled} labeled images")
+        if not 0 <= self.feature_dims <= MOST_FEATURES:
+            raise ValueError(f"features have 1 to {MOST_FEATURES:,} dimensions, got {self.feature_dims}")
         mean, std = self.normalize.mean, self.normalize.std
         if len(mean) not in (1, 3) or len(std) != len(mean) or not all(map(math.isfinite, (*mean, *std))):
             raise ValueError("normalization must be a mean and a deviation for 1 or 3 channels")
         if min(std) <= 0:
             raise ValueError("a deviation of the normalization is not positive")
 
+    @property
+    def channels(self) -> int:
+        """What the network takes: channels of an image, or dimensions of a row of features."""
+        return self.feature_dims or len(self.normalize.mean)
+
 
 def digest_images(images: Images) -> str:
     """A short fingerprint; other images, or the same in another order, give another one."""
-    if isinstance(images, ImageStack):
+    images = pixels_of(images)
+    if isinstance(images, ImageStack | Features):
         return images.digest()
     assert isinstance(images, Tensor)
     state = hashlib.blake2b(str(tuple(images.shape)).encode(), digest_size=16)
@@ -106,6 +117,7 @@ def write_facts(run: Path, facts: DataFacts) -> None:
             "normalization": normalization,
             "digest": facts.digest,
             "labeled_names": list(facts.labeled_names),
+            **({"feature_dims": facts.feature_dims} if facts.feature_dims else {}),
         },
     )
 
@@ -127,6 +139,7 @@ def read_facts(run: Path) -> DataFacts:
             _of(values["digest"], str),
             _listed(values.get("labeled_names", []), str),
             _of(values.get("images", 0), int),
+            _of(values.get("feature_dims", 0), int),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error

@@ -35,8 +35,12 @@ WITHOUT_EFFECT = frozenset((
     "train.device", "train.precision", "train.checkpoint_every", "train.keep_every", "train.compile",
     "train.log",
     "data.workers", "data.cache", "data.cache_gb", "data.memory_gb", "data.download", "data.root",
+    "data.feature_cache",
 ))  # fmt: skip
 
 # Settings that 0.1.0 called by another name (section, former, current), and those that it did not have.
 FORMER_SETTINGS = (("data", "picture_size", "image_size"), ("augment", "grey", "grayscale"))
-LATER_SETTINGS = {"optim.name": "lars", "optim.schedule": "cosine", "support.images_per_step": None}
+LATER_SETTINGS = {
+    "optim.name": "lars", "optim.schedule": "cosine", "support.images_per_step": None,
+    "model.frozen": False, "model.frozen_views": 4, "model.head": "mlp", "augment.interpolation": "bilinear",
+}  # fmt: skip

@@ -18,13 +18,15 @@ from ropaws.data.augment import center_view
 from ropaws.data.corpus import UNKNOWN, Corpus, Images
 from ropaws.data.datasets.mixes import MIXES
 from ropaws.data.datasets.truth import embedded_truth
+from ropaws.data.features import EmbeddedImages, Features, features_of, pixels_of
 from ropaws.data.files.reading import drop_unreadable_tests
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.randomness import ANALYSIS, generator
 from ropaws.data.sources import DataConfig, load_corpus
-from ropaws.methods import LabeledEmbeddings, Method
+from ropaws.methods import LabeledEmbeddings, Method, encoder_of
 from ropaws.methods.propagation import Kernel
-from ropaws.models import build_encoder, load_init
+from ropaws.models import Encoder, build_encoder
+from ropaws.runs.embedding import embed_images, embedding_of
 from ropaws.runs.facts import (
     DataFacts,
     check_same_data,
@@ -99,6 +101,7 @@ class Run:
         self.console = console or Console(stderr=True)
         self._given_corpus = corpus
         self._snapshot: Path | None = None  # weights of an earlier step
+        self._known: dict[int, EmbeddedImages] = {}  # images of the corpus whose features were asked for
         self.config = read_run_config(self.path)
         if device is not None:
             choose_device(device)  # raises an error; with kept outputs no device would be needed
@@ -134,7 +137,7 @@ class Run:
     def _load_model(self) -> nn.Module:
         device = choose_device(self.device_name or self.config.train.device)
         half = half_type(choose_precision(self.config.train.precision, device))
-        model, _ = build_model(self.config, self.facts, half)
+        model = build_model(self.config, self.facts, half)
         load_model(self.path, model, self._snapshot)
         return model.to(device).eval()
 
@@ -195,7 +198,7 @@ class Run:
         Returns:
             (m, d) on the CPU. One batch is held at a time.
         """
-        rows = torch.arange(len(images)) if indices is None else indices
+        images, rows = self._embedded(images), torch.arange(len(images)) if indices is None else indices
         parts = [
             self.method.embed(self.model, self._view(images, part)).cpu().float()
             for part in rows.split(BATCH)
@@ -210,7 +213,7 @@ class Run:
 
         title: shown with a progress bar, as a large pool takes minutes.
         """
-        rows = torch.arange(len(images)) if indices is None else indices
+        images, rows = self._embedded(images), torch.arange(len(images)) if indices is None else indices
         if len(rows) == 0:
             return self.method.classify(self.support.embeddings[:0], self.support)
         batches: Iterable[Tensor] = rows.split(BATCH)
@@ -225,6 +228,14 @@ class Run:
         self._check_embedding(outputs.embedding)
         self._check_finite(*outputs[1:])
         return outputs
+
+    @torch.no_grad()
+    def features(self, images: Images, indices: Tensor | None = None) -> Tensor:
+        """What the backbone says of the center views of images; arguments as for embed.   ->  (m, f)"""
+        images, rows = self._embedded(images), torch.arange(len(images)) if indices is None else indices
+        encoder = encoder_of(self.model)
+        parts = [encoder.features(self._view(images, part)).cpu().float() for part in rows.split(BATCH)]
+        return torch.cat(parts) if parts else torch.empty(0, encoder.feature_dims)
 
     def _check_embedding(self, embedding: Tensor) -> None:
         """Similarities are cosines only between rows of unit length."""
@@ -249,7 +260,36 @@ class Run:
 
     def _view(self, images: Images, rows: Tensor) -> Tensor:
         device = next(self.model.parameters()).device
-        return center_view(images[rows].to(device), self.config.augment.size, self.facts.normalize)
+        if (features := features_of(images)) is not None:
+            return features[rows].to(device)
+        view = self.config.augment
+        return center_view(images[rows].to(device), view.size, self.facts.normalize, view.interpolation)
+
+    def _embedded(self, images: Images) -> Images:
+        """With a frozen backbone the features of the run's own images come from the cache."""
+        if not self.config.model.frozen:
+            return pixels_of(images)
+        corpus = vars(self).get("corpus")
+        if corpus is None or not any(images is own for own in (corpus.train_images, corpus.test_images)):
+            return images
+        if len(images) == 0 or isinstance(images, Features):
+            return images
+        if (known := self._known.get(id(images))) is None or known.pixels is not pixels_of(images):
+            # Test images are seen in the center view alone.
+            views = None if images is corpus.train_images else 0
+            embedding = embedding_of(self.config, encoder_of(self.model), self.facts.normalize, views=views)
+            data = self.config.data
+            if data.feature_cache is not None and not (data.feature_cache / embedding.digest).is_dir():
+                data = replace(
+                    data, feature_cache=None
+                )  # a stranger's run says where; training was not there
+            watch = watch_files(self.console)
+            known = embed_images(images, embedding, data, watch=watch, warn=self._say)
+            self._known[id(images)] = known
+        return known
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     @property
     def pool(self) -> PoolOutputs:
@@ -306,7 +346,8 @@ class Run:
         if 0 < most < len(unlabeled):
             order = torch.randperm(len(unlabeled), generator=generator(0, ANALYSIS))
             chosen = unlabeled[order[:most].sort().values]
-        readable = _readable(corpus.train_images, chosen)
+        images = self._embedded(corpus.train_images)
+        readable = _readable(images, chosen)
         title = f"Looking at {len(readable):,} unlabeled images, batches"
         return PoolOutputs(
             self.outputs(corpus.train_images, readable, title=title),
@@ -333,7 +374,7 @@ class Run:
             corpus = self.corpus
         except OSError as error:
             line = f"The images are not available ({error}); using the kept outputs."
-            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._say(line)
             return
         kept = self._read_kept()
         if kept is not None and not torch.equal(kept.fingerprint, fingerprint(corpus)):
@@ -388,20 +429,18 @@ def read_run_config(run: Path) -> RunConfig:
     return read_config(run / CONFIG)
 
 
-def build_model(
-    config: RunConfig, facts: DataFacts, autocast: torch.dtype | None, *, start: bool = False
-) -> tuple[nn.Module, list[str]]:
-    """The network of a run with random weights from torch's global generator.
+def build_model(config: RunConfig, facts: DataFacts, autocast: torch.dtype | None) -> nn.Module:
+    """The network of a run with random weights from torch's global generator."""
+    return with_method_parts(
+        config, facts, build_encoder(config.model, channels=facts.channels, autocast=autocast)
+    )
 
-    start: from the weights of model.init, loaded before the method copies any of them. The second result is
-    what was left out of that file.
-    """
-    channels = len(facts.normalize.mean)
-    encoder = build_encoder(config.model, channels=channels, autocast=autocast)
-    left_out = load_init(encoder, config.model, config.method.init, channels=channels) if start else []
+
+def with_method_parts(config: RunConfig, facts: DataFacts, encoder: Encoder) -> nn.Module:
+    """The model of the method around an encoder, whose weights it may copy."""
     model = config.method.build(encoder, classes=len(facts.class_names), pool=facts.images)
     channels_last: Any = torch.channels_last
-    return model.to(memory_format=channels_last), left_out  # type: ignore[call-overload]
+    return model.to(memory_format=channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 def fingerprint(corpus: Corpus) -> Tensor:
@@ -413,9 +452,12 @@ def fingerprint(corpus: Corpus) -> Tensor:
 
 
 def _readable(images: Images, index: Tensor) -> Tensor:
-    if not isinstance(images, ImageStack):
+    if isinstance(images, EmbeddedImages):
+        bad = images.reasons
+    elif isinstance(images, ImageStack):
+        bad = images.unreadable(index)
+    else:
         return index
-    bad = images.unreadable(index)
     return index[torch.tensor([position not in bad for position in index.tolist()], dtype=torch.bool)]
 
 

@@ -16,7 +16,8 @@ from ropaws.runs.layout import CHECKPOINT, MODEL, PREVIOUS_CHECKPOINT, SNAPSHOTS
 
 # Every encoder of 0.1.0 had this buffer; now only the models have it whose method needs it.
 FORMER_BUFFERS = ("support_gap",)
-OPTIMIZER_STATE = ("momentum", "momentum_buffer")  # of LARS and of SGD
+OPTIMIZER_STATE = ("momentum", "momentum_buffer", "exp_avg", "exp_avg_sq")  # of LARS, of SGD, of Adam
+STEP_COUNT = "step"  # of Adam, one number for each weight
 MOST_SECONDS = 1e12
 
 
@@ -113,8 +114,9 @@ def _check_optimizer(states: dict[int, dict[str, Any]], optimizer: Optimizer) ->
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     for number, state in states.items():
         for name, value in state.items():
-            fits = isinstance(value, Tensor) and name in OPTIMIZER_STATE
-            if not fits or value.shape != weights[number].shape or value.dtype != weights[number].dtype:
+            fits = isinstance(value, Tensor) and name in (*OPTIMIZER_STATE, STEP_COUNT)
+            shape = torch.Size() if name == STEP_COUNT else weights[number].shape
+            if not fits or value.shape != shape or value.dtype != weights[number].dtype:
                 raise ValueError(f"the optimizer's {name!r:.40} of weight {number!r:.40} is damaged")
             if not value.isfinite().all():
                 raise ValueError(f"the optimizer's {name} of weight {number} is not finite")

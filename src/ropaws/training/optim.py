@@ -1,4 +1,4 @@
-"""Optimizers and their settings: LARS as in PAWS, SGD as in the FixMatch family and in fine-tuning."""
+"""Optimizers and their settings: LARS as in PAWS, SGD as in the FixMatch family, Adam for heads."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -10,13 +10,15 @@ from torch import Tensor, nn
 
 from ropaws.training.schedules import fixmatch_cosine, warmup_cosine
 
+ADAM_BETA2 = 0.999  # the usual one
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """The optimizer and its learning rate."""
 
-    name: Literal["lars", "sgd"] = "lars"
-    """lars, or sgd with Nesterov momentum."""
+    name: Literal["lars", "sgd", "adam"] = "lars"
+    """lars, sgd with Nesterov momentum, or adam."""
     schedule: Literal["cosine", "fixmatch"] = "cosine"
     """cosine: linear warm-up, then half a cosine to the end. fixmatch: peak cos(7/16 pi step / steps)."""
     peak: float = 3.2
@@ -28,7 +30,7 @@ class OptimConfig:
     warmup: int = 1950
     """Steps from start to peak."""
     momentum: float = 0.9
-    """Share of the last update that is kept."""
+    """Share of the last update that is kept; adam's first beta."""
     weight_decay: float = 1e-6
     """Pull of the weights towards zero; biases and norm layers have none."""
     trust: float = 0.001
@@ -59,6 +61,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         {"params": [w for w in weights if w.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
     ]
+    if config.name == "adam":
+        return torch.optim.Adam(groups, lr=config.start, betas=(config.momentum, ADAM_BETA2))
     return torch.optim.SGD(groups, lr=config.start, momentum=config.momentum, nesterov=config.momentum > 0)
 
 

@@ -13,21 +13,26 @@ from torch.optim import Optimizer
 from ropaws.config import RunConfig
 from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus, measure_normalization
+from ropaws.data.features import Features, features_of, pixels_of, principal_components, without_features
 from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
 from ropaws.data.splits import Labeled, choose_split
 from ropaws.distributed import gather_constants, place
-from ropaws.models import pretrained_normalization
+from ropaws.models import FEATURES, Encoder, build_encoder, load_init, pretrained_normalization
+from ropaws.models.heads import start_from_components
 from ropaws.models.synced_norm import synchronize_norms
+from ropaws.runs.embedding import embed_corpus, embedding_of
 from ropaws.runs.facts import DataFacts, digest_images
-from ropaws.runs.run import build_model
+from ropaws.runs.run import with_method_parts
 from ropaws.training.hardware import Precision, choose_device, choose_precision, half_type
 from ropaws.training.loop import fit
 from ropaws.training.optim import LARS, build_optimizer, learning_rate
+from ropaws.training.progress import watch_files
 
 PROBE_STEPS = 6
+NO_NORMALIZATION = Normalization((0.0,), (1.0,))  # features are taken as they are
 
 
 @dataclass(frozen=True)
@@ -52,23 +57,29 @@ def prepare(
     normalize: Normalization | None,
 ) -> Parts:
     split, corpus = _readable(choose_split(corpus, config.data, seed=config.train.seed), corpus, console)
+    images = corpus.train_images
+    own_features = isinstance(images, Features)
     facts = DataFacts(
         corpus.class_names,
         split,
-        normalize
-        or pretrained_normalization(config.model, channels=corpus.channels)
-        or measure_normalization(corpus.train_images),
+        normalize or (NO_NORMALIZATION if own_features else _normalization(config, corpus)),
         digest_images(corpus.train_images),
         tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else (),
-        len(corpus.train_images),
+        len(images),
+        images.shape[1] if own_features else 0,
     )
     precision = choose_precision(config.train.precision, device)
-    return build(config, corpus, facts, device, precision, starts=True)
+    return build(config, corpus, facts, device, precision, console, starts=True)
+
+
+def _normalization(config: RunConfig, corpus: Corpus) -> Normalization:
+    expected = pretrained_normalization(config.model, channels=corpus.channels)
+    return expected or measure_normalization(pixels_of(corpus.train_images))
 
 
 def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:
     """Where images are read while training: the labeled ones are looked at before."""
-    if not isinstance(corpus.train_images, ImageStack):
+    if not isinstance(corpus.train_images, ImageStack):  # in memory, or read before
         return split, corpus
     console.print(f"Reading {len(split.indices):,} labeled images once", highlight=False)
     bad = corpus.train_images.unreadable(split.indices)
@@ -88,6 +99,7 @@ def build(
     facts: DataFacts,
     device: torch.device,
     precision: Precision,
+    console: Console,
     *,
     starts: bool = False,
 ) -> Parts:
@@ -98,16 +110,63 @@ def build(
         unlabeled_indices(0, batch=config.train.batch, pool=len(corpus.train_images), seed=config.train.seed)
     positions, _ = support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
     support_share(len(positions), config.support, place())
+    _check_kind(config, corpus)
+    left_out: list[str] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
-        model, left_out = build_model(config, facts, half_type(precision), start=starts)
-        model = model.to(device)
+        encoder = build_encoder(config.model, channels=facts.channels, autocast=half_type(precision))
+        if starts:  # before the method copies any weight
+            random = encoder.projection.state_dict()["0.weight"].clone()
+            left_out = load_init(encoder, config.model, config.method.init, channels=facts.channels)
+            corpus = with_features(config, corpus, facts, encoder.to(device), console)
+            if torch.equal(encoder.projection.state_dict()["0.weight"].cpu(), random):  # no other run's head
+                _start_head(config, corpus, encoder)
+        model = with_method_parts(config, facts, encoder).to(device)
     synchronize_norms(model, device)
     optimizer = build_optimizer(model, config.optim)
     scaler = GradScaler(device.type, enabled=precision == "fp16")
     parts = Parts(corpus, facts, model, optimizer, scaler, device, precision, tuple(left_out))
     stream_of(config, parts)
     return parts
+
+
+def _check_kind(config: RunConfig, corpus: Corpus) -> None:
+    """Features and images go with different backbones."""
+    own, asked = isinstance(corpus.train_images, Features), config.model.backbone == FEATURES
+    if own and not asked:
+        raise ValueError(
+            f"the data are features, which model.backbone={config.model.backbone} cannot take; use"
+            f" --model.backbone {FEATURES}"
+        )
+    if asked and not own:
+        raise ValueError(
+            f"model.backbone={FEATURES} goes with data that are features, got images; name a network"
+        )
+
+
+def with_features(
+    config: RunConfig, corpus: Corpus, facts: DataFacts, encoder: Encoder, console: Console
+) -> Corpus:
+    """With a frozen backbone: the features of the training images, computed by all processes together."""
+    if not config.model.frozen or config.model.backbone == FEATURES:
+        return without_features(corpus)
+    return embed_corpus(
+        corpus,
+        embedding_of(config, encoder, facts.normalize),
+        config.data,
+        watch=watch_files(console),
+        warn=lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True),
+        together=True,
+    )
+
+
+def _start_head(config: RunConfig, corpus: Corpus, encoder: Encoder) -> None:
+    """A linear head starts as the principal components of the features, where those are known."""
+    features = features_of(corpus.train_images)
+    if config.model.head == "linear" and features is not None:
+        start_from_components(
+            encoder.projection, *principal_components(features, config.model.projection_dims)
+        )
 
 
 def stream_of(config: RunConfig, parts: Parts) -> BatchStream:
@@ -124,6 +183,7 @@ def stream_of(config: RunConfig, parts: Parts) -> BatchStream:
         config.train.seed,
         config.augment.size,
         device=parts.device,
+        interpolation=config.augment.interpolation,
     )
 
 
@@ -131,7 +191,7 @@ def fit_in_memory(config: RunConfig, corpus: Corpus, facts: DataFacts, device: s
     """Train without a run folder, for settings that are tried. Returns the model, in evaluation mode."""
     chosen = choose_device(device or config.train.device)
     precision = choose_precision(config.train.precision, chosen)
-    parts = build(config, corpus, facts, chosen, precision, starts=True)
+    parts = build(config, corpus, facts, chosen, precision, Console(quiet=True), starts=True)
     stream, total = stream_of(config, parts), config.train.steps
     rate = learning_rate(config.optim, total)
     for _ in fit(

@@ -4,6 +4,7 @@ import contextlib
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ from ropaws.training.hardware import (
 from ropaws.training.interrupt import stop_between_steps
 from ropaws.training.loop import Taken, TrainingDivergedError, fit
 from ropaws.training.optim import learning_rate
-from ropaws.training.parts import Parts, build, prepare, seconds_per_step, stream_of
+from ropaws.training.parts import Parts, build, prepare, seconds_per_step, stream_of, with_features
 from ropaws.training.progress import show_progress, watch_files
 from ropaws.training.trackers import Trackers, check_trackers, drop_metrics_from, open_trackers
 
@@ -185,12 +186,15 @@ def resume_run(run: Path | str, *, console: Console | None = None) -> TrainedRun
         console = _console(console, at)
         corpus = _load_in_turn(config.data, console, at)
         check_same_data(run, facts, corpus)
-        parts = build(config, corpus, facts, device, _read_precision(run))
+        parts = build(config, corpus, facts, device, _read_precision(run), console)
         checkpoint = load_checkpoint(run, device, lambda line: console.print(line, highlight=False))
         _check_same_run(run, config, facts, checkpoint)
         restore(checkpoint, parts.model, parts.optimizer, parts.scaler)
+        if config.model.frozen:  # of the backbone as it was restored
+            embedded = with_features(config, corpus, facts, encoder_of(parts.model), console)
+            parts = replace(parts, corpus=embedded)
         _fit(run, config, parts, console, start=checkpoint.next_step, seconds=checkpoint.seconds)
-    return TrainedRun(run, corpus)
+    return TrainedRun(run, parts.corpus)
 
 
 def _read_precision(run: Path) -> Precision:
@@ -293,7 +297,7 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
     if parts.device.type == "cpu":
         keep_freed_memory()
     same_everywhere(parts.model)
-    if config.train.compile:
+    if config.train.compile and not config.model.frozen:
         encoder_of(parts.model).backbone.compile()  # in place: the names of the weights stay
     total, every = config.train.steps, config.train.checkpoint_every
     stream = stream_of(config, parts)

@@ -1,6 +1,7 @@
 """Image files of any kind as squares of RGB pixels."""
 
 import functools
+import hashlib
 import itertools
 import os
 import warnings
@@ -88,6 +89,25 @@ def to_rgb(image: Image.Image) -> Image.Image:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+KEY_BYTES = 16  # of content_key
+
+
+def content_key(image: ImageRef) -> bytes:
+    """A key by the content of an image: the bytes of a file, the pixels of a row. Zeros if it is gone."""
+    state = hashlib.blake2b(digest_size=KEY_BYTES, person=b"file" if isinstance(image, Path) else b"pixels")
+    try:
+        if isinstance(image, Path):
+            with image.open("rb") as file:
+                while part := file.read(1 << 20):
+                    state.update(part)
+            return state.digest()
+        with image.open() as opened:
+            state.update(f"{opened.mode} {opened.size}".encode() + opened.tobytes())
+            return state.digest()
+    except Exception:  # a file that is gone, a damaged row: it is listed when its pixels are read
+        return bytes(KEY_BYTES)
 
 
 def read_squares(
