@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ropaws.config import RunConfig
     from ropaws.estimator import RoPAWSClassifier
     from ropaws.methods import PAWS, FineTune, Method, RoPAWS, Supervised
+    from ropaws.prediction.embed import embed
     from ropaws.prediction.predict import Prediction, predict
     from ropaws.runs.run import Run
     from ropaws.training.train import resume, train
@@ -33,6 +34,7 @@ __all__ = [
     "RunConfig",
     "Supervised",
     "__version__",
+    "embed",
     "equations",
     "evaluate",
     "finetune",
@@ -54,6 +56,7 @@ _MODULES = {
     "Run": "runs.run",
     "RunConfig": "config",
     "Supervised": "methods",
+    "embed": "prediction.embed",
     "evaluate": "analysis.evaluate",
     "finetune": "analysis.finetune",
     "predict": "prediction.predict",

@@ -26,6 +26,7 @@ COMMANDS = {
     "suggest": ("ropaws.cli.analyze", "suggest which unlabeled images to label next"),
     "finetune": ("ropaws.cli.train", "fine-tune a run on its labels, or train a linear probe"),
     "predict": ("ropaws.cli.predict", "label images with a run, and find those of no known class"),
+    "embed": ("ropaws.cli.embed", "compute the features of images with a pretrained network"),
     "datasets": ("ropaws.cli.data", "list the named datasets and mixes, or download and count one"),
     "recipes": ("ropaws.cli.train", "list the published runs, or show one"),
 }
