@@ -10,7 +10,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ropaws.analysis.features import compare_on_features
 from ropaws.analysis.gallery import draw_gallery
+from ropaws.analysis.pool import pool_figures
 from ropaws.analysis.results import Evaluation, PropagationRow, read_evaluation
 from ropaws.analysis.suggest import SUGGESTIONS, find_suggestions
 from ropaws.batch import Outputs
@@ -18,6 +20,7 @@ from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
 from ropaws.evaluation.calibration import reliability
 from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
 from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figures
+from ropaws.evaluation.histogram import histogram
 from ropaws.evaluation.label_errors import suspected_label_errors
 from ropaws.evaluation.ood import detection
 from ropaws.evaluation.sskde import fit_sskde
@@ -27,7 +30,6 @@ from ropaws.naming import nearest
 from ropaws.runs.atomic import refuse_link, write_json
 from ropaws.runs.facts import model_digest, training_seconds
 from ropaws.runs.layout import CONFIG, EVALUATION, GALLERY, MODEL, SPLIT, SUPERVISED
-from ropaws.runs.outputs import HIDDEN, OUT
 from ropaws.runs.run import POOL, Run, open_run
 from ropaws.training.checkpoint import snapshots
 from ropaws.training.train import resume, train
@@ -38,7 +40,6 @@ MEMORY = 1 << 29  # bytes for votes that are kept between iterations
 SSKDE_POINTS = 4096  # labeled images, and unlabeled ones, that SSKDE looks at: its time is quadratic
 MOST_WORK = 500_000  # labels times classes up to which logistic regression is a matter of minutes
 MATRIX_CLASSES = 100  # up to which the whole confusion matrix is written
-BARS = 20  # of the histograms
 
 
 def evaluate(
@@ -127,20 +128,14 @@ def _reliability(run: Run, _: Evaluation) -> dict[str, Any]:
         "reliability": [item._asdict() for item in reliability(outputs.probs[known], truth[known])],
         "histograms": {
             name: {
-                "confidence": _histogram(confidence[rows]),
-                "in_domain": _histogram(outputs.in_domain[rows]),
+                "confidence": histogram(confidence[rows]),
+                "in_domain": histogram(outputs.in_domain[rows]),
             }
             for name, rows in kinds.items()
             if rows.any()
         },
         "threshold": run.threshold,
     }
-
-
-def _histogram(values: Tensor) -> list[int]:
-    number = (values.double() * BARS).long().clamp(0, BARS - 1)
-    counts: list[int] = torch.bincount(number, minlength=BARS).tolist()
-    return counts
 
 
 def _confusion(run: Run, _: Evaluation) -> dict[str, Any]:
@@ -208,40 +203,6 @@ def _baselines(run: Run, _: Evaluation) -> dict[str, Any]:
         predictions["sskde"] = density(queries).argmax(dim=1)
     found = {name: float((guess == truth).double().mean()) for name, guess in predictions.items()}
     return {"baselines": found}
-
-
-def _pool(run: Run, _: Evaluation) -> dict[str, Any]:
-    """What the unlabeled images look like; and, where the truth is known, how right that is."""
-    pool, outputs = run.pool, run.pool.outputs
-    if len(pool.positions) == 0:
-        return {}
-    inside = outputs.in_domain >= run.threshold
-    confidence, predicted = outputs.probs.max(dim=1)
-    counts = torch.bincount(predicted[inside], minlength=len(run.class_names)).tolist()
-    found: dict[str, Any] = {
-        "size": pool.size,
-        "seen": len(pool.positions),
-        "threshold": run.threshold,
-        "out_of_class": float((~inside).double().mean()),
-        "confidence": float(confidence.double().mean()),
-        "classes": dict(zip(run.class_names, counts, strict=True)),
-        "in_domain": _histogram(outputs.in_domain),
-    }
-    known = pool.truth >= 0
-    if known.any():
-        propagated = pool_posterior(
-            outputs.embedding, run.support.embeddings, run.support.one_hot, run.kernel
-        ).probs
-        truth = pool.truth[known]
-        found["known"] = int(known.sum())
-        found["accuracy"] = accuracy_and_confidence(outputs.probs[known], truth)["accuracy"]
-        found["accuracy_propagated"] = accuracy_and_confidence(propagated[known], truth)["accuracy"]
-    told = pool.truth != HIDDEN
-    out = pool.truth == OUT
-    if known.any() and out.any():
-        found["truly_out_of_class"] = float(out[told].double().mean())
-        found.update(detection(outputs.score[told], ~out[told])._asdict())
-    return {"pool": found}
 
 
 def _labels(run: Run, _: Evaluation) -> dict[str, Any]:
@@ -323,7 +284,8 @@ PARTS: dict[str, Callable[[Run, Evaluation], dict[str, Any]]] = {
     "confusion": _confusion,
     "propagation": _propagation,
     "baselines": _baselines,
-    "pool": _pool,
+    "features": compare_on_features,
+    "pool": pool_figures,
     "labels": _labels,
     "suggestions": _suggestions,
     "snapshots": _snapshots,
@@ -332,4 +294,4 @@ PARTS: dict[str, Callable[[Run, Evaluation], dict[str, Any]]] = {
 }
 COSTLY = ("supervised",)  # only when asked for
 NEED_TESTS = ("soft-nn", "reliability", "confusion", "propagation", "baselines", "snapshots", "supervised")
-NEED_IMAGES_RESULTS = ("over_training", "supervised")
+NEED_IMAGES_RESULTS = ("over_training", "supervised", "features", "learning_curve")

@@ -24,6 +24,20 @@ class PropagationRow(TypedDict, total=False):
     confidence_out: float
 
 
+class ShareFigures(TypedDict):
+    """A share of the pool with the range in which it likely lies.
+
+    Attributes:
+        estimate: The share itself.
+        low: Lower end of the range.
+        high: Upper end of the range.
+    """
+
+    estimate: float
+    low: float
+    high: float
+
+
 class PoolFigures(TypedDict, total=False):
     """What the unlabeled images look like. From `known` on: only where the truth is known.
 
@@ -35,10 +49,12 @@ class PoolFigures(TypedDict, total=False):
         confidence: Mean confidence.
         classes: Number of images above the threshold that look like each class.
         in_domain: Histogram of the in-domain probability, 20 bins from 0 to 1.
+        in_class_share: Share that belongs to the classes, as far as the method estimates it.
         known: Number of images whose true class is known and among the classes.
         accuracy: Accuracy of their pseudo-labels.
         accuracy_propagated: The same after label propagation through the pool.
         truly_out_of_class: Share of images that are out-of-class.
+        in_domain_auroc: AUROC of the in-domain probability, in-class against out-of-class.
         auroc: AUROC of the score, in-class against out-of-class.
         fpr95: False positive rate at 95 % true positive rate.
         aupr_in: Area under the precision-recall curve, in-class as positive.
@@ -52,14 +68,104 @@ class PoolFigures(TypedDict, total=False):
     confidence: float
     classes: dict[str, int]
     in_domain: list[int]
+    in_class_share: ShareFigures
     known: int
     accuracy: float
     accuracy_propagated: float
     truly_out_of_class: float
+    in_domain_auroc: float
     auroc: float
     fpr95: float
     aupr_in: float
     aupr_out: float
+
+
+class Rival(TypedDict, total=False):
+    """One classifier among several on the same images.
+
+    Attributes:
+        accuracy: Its accuracy.
+        error: Standard error of the accuracy.
+        auroc: AUROC of its score, in-class against out-of-class test images.
+    """
+
+    accuracy: float
+    error: float
+    auroc: float
+
+
+class FeatureFigures(TypedDict, total=False):
+    """The run beside plain classifiers on the features of its backbone.
+
+    Attributes:
+        made_from: Fingerprint of the model and the data.
+        dims: Number of features.
+        frozen: Whether the backbone stayed as it was, so that the features have not seen the labels.
+        on: "test" for test images, "labels" for labeled images that were held out.
+        images: Number of in-class images.
+        own: The run itself.
+        logistic: Logistic regression on the features.
+        soft_nn: Soft nearest neighbors on the features.
+        gain: Accuracy of the run minus that of logistic regression.
+        gain_error: Standard error of the gain, from the images on which the two differ.
+    """
+
+    made_from: str
+    dims: int
+    frozen: bool
+    on: str
+    images: int
+    own: Rival
+    logistic: Rival
+    soft_nn: Rival
+    gain: float
+    gain_error: float
+
+
+class SeriesFigures(TypedDict, total=False):
+    """One classifier over labels per class.
+
+    Attributes:
+        accuracy: Accuracy for each number of labels, mean over draws.
+        error: Standard error of each.
+        gain: What the last doubling added.
+        gain_error: Standard error of the gain.
+    """
+
+    accuracy: list[float]
+    error: list[float]
+    gain: float
+    gain_error: float
+
+
+class CurveFigures(TypedDict):
+    """A learning curve on one set of images.
+
+    Attributes:
+        labels_per_class: 1, 2, 4 and so on.
+        images: Number of distinct images that were tested on.
+        draws: Random choices of labels.
+        series: By classifier: logistic, soft_nn.
+    """
+
+    labels_per_class: list[int]
+    images: int
+    draws: int
+    series: dict[str, SeriesFigures]
+
+
+class LearningCurve(TypedDict, total=False):
+    """Accuracy over labels per class; a curve is missing where there are too few labels or no images.
+
+    Attributes:
+        least: Labels per class that a curve on held-out labels needs.
+        test: On test images.
+        held_out: On labeled images that were held out.
+    """
+
+    least: int
+    test: CurveFigures
+    held_out: CurveFigures
 
 
 class LabelError(TypedDict):
@@ -94,6 +200,7 @@ class Evaluation(TypedDict, total=False):
         confidence_in: Mean confidence of in-class test images.
         confidence_out: Mean confidence of out-of-class test images.
         ece: Expected calibration error of in-class test images, 15 bins.
+        in_domain_auroc: AUROC of the in-domain probability, in-class against out-of-class test images.
         auroc: AUROC of the score, in-class against out-of-class test images.
         fpr95: False positive rate at 95 % true positive rate.
         aupr_in: Area under the precision-recall curve, in-class as positive.
@@ -107,6 +214,8 @@ class Evaluation(TypedDict, total=False):
         propagation: Label propagation among the test images, by number of iterations.
         over_training: The same for each kept snapshot.
         baselines: Accuracy of other classifiers on the embedding: knn, logistic, sskde.
+        features: The run beside plain classifiers on the features of its backbone.
+        learning_curve: Accuracy over labels per class.
         pool: What the unlabeled images look like.
         leave_one_out: Share of the labels that the other labels agree with.
         label_errors: Suspected label errors, the clearest first.
@@ -118,6 +227,7 @@ class Evaluation(TypedDict, total=False):
     confidence_in: float
     confidence_out: float
     ece: float
+    in_domain_auroc: float
     auroc: float
     fpr95: float
     aupr_in: float
@@ -131,6 +241,8 @@ class Evaluation(TypedDict, total=False):
     propagation: list[PropagationRow]
     over_training: list[dict[str, Any]]
     baselines: dict[str, float]
+    features: FeatureFigures
+    learning_curve: LearningCurve
     pool: PoolFigures
     leave_one_out: float
     label_errors: list[LabelError]

@@ -34,5 +34,6 @@ def evaluation_figures(outputs: Outputs, truth: Tensor) -> dict[str, float]:
     found = accuracy_and_confidence(outputs.probs, truth)
     found["ece"] = expected_calibration_error(outputs.probs[known], truth[known])
     if not known.all():
+        found["in_domain_auroc"] = detection(outputs.in_domain, known).auroc
         found.update(detection(outputs.score, known)._asdict())
     return found

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ropaws.evaluation.held_out import CLASSIFIERS, centered
-from ropaws.evaluation.uncertainty import Measured, accuracy
+from ropaws.evaluation.uncertainty import Measured, share_error
 
 LEAST = 3  # labels per class, in the median: two to learn from, and one to test on
 MOST_DRAWS, LEAST_DRAWS = 20, 3
@@ -122,9 +122,8 @@ def _series(right: list[list[Tensor]], images: int) -> Series:
 
 def _mean_accuracy(found: tuple[Tensor, ...], images: int) -> Measured:
     mean, spread = _over_draws(list(found))
-    # As for one draw, but draws test on images that they share: no more than the distinct ones count.
-    single = accuracy(torch.cat(found)).error * math.sqrt(sum(map(len, found)) / images)
-    return Measured(mean, math.hypot(spread, single))
+    # Draws share images that they test on: no more than the distinct ones count.
+    return Measured(mean, math.hypot(spread, share_error(mean, images)))
 
 
 def _mean_of(changes: list[Tensor], images: int) -> Measured:

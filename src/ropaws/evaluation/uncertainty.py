@@ -14,12 +14,18 @@ class Measured(NamedTuple):
 
 
 def accuracy(right: Tensor) -> Measured:
-    """Share of images that were right.   (n,) bool, n >= 1
+    """Share of images that were right.   (n,) bool, or how often each was right, from 0 to 1; n >= 1"""
+    share = float(right.double().mean())
+    return Measured(share, share_error(share, len(right)))
 
-    The standard error is that of one more right and one more wrong image, so that 10 of 10 is not certain.
+
+def share_error(share: float, images: int) -> float:
+    """Standard error of a share of so many images.
+
+    It is that with one more right and one more wrong image, so that 10 of 10 is not certain.
     """
-    share = (float(right.sum()) + 1) / (len(right) + 2)
-    return Measured(float(right.double().mean()), math.sqrt(share * (1 - share) / len(right)))
+    likely = (share * images + 1) / (images + 2)
+    return math.sqrt(likely * (1 - likely) / images)
 
 
 def difference(first: Tensor, second: Tensor) -> Measured:

@@ -1,0 +1,177 @@
+"""A run beside plain classifiers on the features of its own backbone, and what more labels would bring."""
+
+import hashlib
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ropaws.analysis.results import CurveFigures, Evaluation, LearningCurve, Rival
+from ropaws.data.augment import center_view
+from ropaws.data.corpus import Images
+from ropaws.data.features import features_of
+from ropaws.evaluation.held_out import centered, held_out, logistic, soft_nn
+from ropaws.evaluation.learning_curve import LEAST, Curve, curve_on_tests, learning_curve
+from ropaws.evaluation.logistic import fit_logistic
+from ropaws.evaluation.ood import detection
+from ropaws.evaluation.uncertainty import Measured, accuracy, difference
+from ropaws.methods.method import encoder_of
+from ropaws.methods.soft_nn import max_similarity
+from ropaws.runs.facts import model_digest
+from ropaws.runs.run import BATCH, Run
+
+MOST_LABELS, MOST_WORK = 10_000, 500_000  # labels, and labels times classes, that take minutes at most
+TESTS, CURVE_TESTS = 20_000, 2_000  # test images that are looked at, at most
+VERSION = 1  # of these figures: others are computed again
+
+
+def compare_on_features(run: Run, results: Evaluation) -> dict[str, Any]:
+    """Logistic regression and soft nearest neighbors on the backbone's features, beside the run itself.
+
+    On the test images, or else on labels that are held out. Earlier results of the same model and data stay:
+    they need the images, which may be gone.
+    """
+    made_from = _fingerprint(run)
+    if _made_from(results) == made_from:
+        return {}
+    for name in ("features", "learning_curve"):  # of another model
+        cast(dict[str, Any], results).pop(name, None)
+    labels, classes = run.support.labels, run.support.classes
+    if len(labels) > MOST_LABELS or len(labels) * classes > MOST_WORK:
+        raise ValueError(
+            f"logistic regression on the features of {len(labels):,} labels of {classes:,} classes would"
+            " take hours"
+        )
+    labeled = backbone_features(run, run.corpus.train_images, run.facts.split.indices)
+    chosen = _tests(run)
+    tests = backbone_features(run, run.corpus.test_images, chosen)
+    found: dict[str, Any] = {"made_from": made_from, "dims": labeled.shape[1]}
+    found["frozen"] = bool(getattr(run.config.model, "frozen", False))
+    if (run.test.labels[chosen] >= 0).any():
+        found |= _on_tests(run, labeled, tests, chosen)
+    elif int(torch.bincount(labels).max()) > 1:
+        found |= _on_labels(run, labeled)
+    return {"features": found, "learning_curve": _learning_curve(run, labeled, tests, chosen)}
+
+
+@torch.no_grad()
+def backbone_features(run: Run, images: Images, indices: Tensor) -> Tensor:
+    """What the backbone says of the center views of images.   indices (m,)  ->  (m, feature_dims) on the CPU
+
+    Features that are known already are not computed again.
+    """
+    known = features_of(images)
+    if known is not None:
+        return known[indices].float()
+    encoder = encoder_of(run.model)
+    device, size = next(run.model.parameters()).device, run.config.augment.size
+    parts = [
+        encoder.features(center_view(images[part].to(device), size, run.facts.normalize)).cpu().float()
+        for part in indices.split(BATCH)
+        if len(part)
+    ]
+    return torch.cat(parts) if parts else torch.empty(0, encoder.feature_dims)
+
+
+def _made_from(results: Evaluation) -> object:
+    found: object = results.get("features")
+    return found.get("made_from") if isinstance(found, dict) else None
+
+
+def _fingerprint(run: Run) -> str:
+    """Of the model, the labels and the tests; needs no images."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update(f"{VERSION} {model_digest(run.path)} {run.facts.digest} {run.kernel}".encode())
+    for values in (run.support.labels, run.test.labels, run.test.outputs.probs, run.test.outputs.score):
+        state.update(values.contiguous().numpy().tobytes())
+    return state.hexdigest()
+
+
+def _tests(run: Run) -> Tensor:
+    """The test images to look at.   ->  (t,)"""
+    count = len(run.test.labels)
+    if len(run.corpus.test_images) != count:
+        raise ValueError(f"the test images have changed; `ropaws evaluate {run.path}` looks at them again")
+    return _sample(torch.arange(count), TESTS)
+
+
+def _sample(rows: Tensor, most: int) -> Tensor:
+    if len(rows) <= most:
+        return rows
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    return rows[order[:most].sort().values]
+
+
+def _on_tests(run: Run, labeled: Tensor, tests: Tensor, chosen: Tensor) -> dict[str, Any]:
+    labels, classes, truth = run.support.labels, run.support.classes, run.test.labels[chosen]
+    probs = fit_logistic(labeled, labels, classes=classes)(tests)
+    support, queries = centered(labeled, labeled), centered(tests, labeled)
+    predicted = {
+        "own": run.test.outputs.probs[chosen].argmax(dim=1),
+        "logistic": probs.argmax(dim=1),
+        "soft_nn": soft_nn(support, labels, queries, classes),
+    }
+    scores = {
+        "own": run.test.outputs.score[chosen],
+        "logistic": probs.amax(dim=1),
+        "soft_nn": max_similarity(queries, support),
+    }
+    known = truth >= 0
+    right = {name: guess[known] == truth[known] for name, guess in predicted.items()}
+    rivals = {name: _rival(accuracy(found)) for name, found in right.items()}
+    if not known.all():
+        for name, score in scores.items():
+            rivals[name]["auroc"] = detection(score, known).auroc
+    gain = difference(right["own"], right["logistic"])
+    return {"on": "test", "images": int(known.sum()), **rivals, "gain": gain.value, "gain_error": gain.error}
+
+
+def _on_labels(run: Run, labeled: Tensor) -> dict[str, Any]:
+    """Each label is judged by others. The network, and so the run's own figure, has seen all of them."""
+    labels, classes = run.support.labels, run.support.classes
+    own = partial(soft_nn, temperature=run.kernel.temperature)
+    right = {
+        "own": held_out(run.support.embeddings, labels, own, classes=classes),
+        "logistic": held_out(labeled, labels, logistic, classes=classes),
+        "soft_nn": held_out(centered(labeled, labeled), labels, soft_nn, classes=classes),
+    }
+    gain = difference(right["own"], right["logistic"])
+    rivals = {name: _rival(accuracy(found)) for name, found in right.items()}
+    images = len(right["own"])
+    return {"on": "labels", "images": images, **rivals, "gain": gain.value, "gain_error": gain.error}
+
+
+def _rival(found: Measured) -> Rival:
+    return {"accuracy": found.value, "error": found.error}
+
+
+def _learning_curve(run: Run, labeled: Tensor, tests: Tensor, chosen: Tensor) -> LearningCurve:
+    labels, classes, truth = run.support.labels, run.support.classes, run.test.labels[chosen]
+    found: LearningCurve = {"least": LEAST}
+    inside = _sample((truth >= 0).nonzero().squeeze(1), CURVE_TESTS)
+    curves = {
+        "test": curve_on_tests(labeled, labels, tests[inside], truth[inside], classes=classes),
+        "held_out": learning_curve(labeled, labels, classes=classes),
+    }
+    for name, curve in curves.items():
+        if curve is not None:
+            found[name] = _figures(curve)  # type: ignore[literal-required]
+    return found
+
+
+def _figures(curve: Curve) -> CurveFigures:
+    found: CurveFigures = {
+        "labels_per_class": curve.labels_per_class,
+        "images": curve.images,
+        "draws": curve.draws,
+        "series": {},
+    }
+    for name, series in curve.series.items():
+        found["series"][name] = {
+            "accuracy": [point.value for point in series.accuracy],
+            "error": [point.error for point in series.accuracy],
+        }
+        if series.last is not None:
+            found["series"][name] |= {"gain": series.last.value, "gain_error": series.last.error}
+    return found
