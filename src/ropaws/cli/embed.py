@@ -1,14 +1,20 @@
 """`ropaws embed`."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 from rich.console import Console
 
 from ropaws.cli.parsing import parse
-from ropaws.prediction.embed import PRETRAINED, Embedded, check_features_file
-from ropaws.prediction.embed import embed as embed_sources
+from ropaws.prediction.embed import (
+    PRETRAINED,
+    Embedded,
+    Embedder,
+    EmbedSettings,
+    check_features_file,
+    list_sources,
+)
 
 
 @dataclass(frozen=True)
@@ -43,32 +49,32 @@ class Embed:
 def embed(arguments: list[str]) -> None:
     command = parse(Embed, "embed", arguments)
     check_features_file(command.out)
-    console = Console(stderr=True)
-    found = _embed(command, console)
-    tested = None
-    if command.test:
-        tested = _embed(replace(command, sources=(), labeled=command.test, views=0), console)
-    found.save(command.out, test=tested)
-    count, dims = len(found), found.rows.shape[1]
-    what = f"{count:,} images" if tested is None else f"{count:,} images and {len(tested):,} test images"
-    size = (found.size + (0 if tested is None else tested.size)) / 2**20
-    print(f"{command.out}: {dims} features of {what} by {found.facts['backbone']}, {size:,.1f} MB")
-    unreadable = len(found.unreadable) + (0 if tested is None else len(tested.unreadable))
-    if unreadable:
-        console.print(
-            f"{unreadable} unreadable images were left out, listed in {command.out}.json", highlight=False
-        )
-
-
-def _embed(command: Embed, console: Console) -> Embedded:
-    return embed_sources(
-        command.sources,
-        labeled=command.labeled,
+    settings = EmbedSettings(
         backbone=command.backbone,
         init=command.init,
         views=command.views,
         size=command.size,
         cache=command.cache,
         device=command.device,
-        console=console,
     )
+    # All that can be wrong with the sources is found before hours of computing.
+    listing = list_sources(command.sources, command.labeled)
+    test_listing = list_sources((), command.test) if command.test else None
+    console = Console(stderr=True)
+    embedder = Embedder(settings, console)
+    found = embedder.embed(listing)
+    tested = None if test_listing is None else embedder.embed(test_listing, views=0)
+    found.save(command.out, test=tested)
+    _summarize(command.out, found, tested, console)
+
+
+def _summarize(out: Path, found: Embedded, tested: Embedded | None, console: Console) -> None:
+    parts = [found] if tested is None else [found, tested]
+    images = " and ".join(
+        f"{len(part):,} {name}" for part, name in zip(parts, ("images", "test images"), strict=False)
+    )
+    size = sum(part.size for part in parts) / 2**20
+    dims = found.rows.shape[1]
+    print(f"{out}: {dims} features of {images} by {found.facts['backbone']}, {size:,.1f} MB")
+    if unreadable := sum(len(part.unreadable) for part in parts):
+        console.print(f"{unreadable} unreadable images were left out, listed in {out}.json", highlight=False)

@@ -1,5 +1,6 @@
 """Features of images by a pretrained backbone: for `train --features`, and for any other program."""
 
+import functools
 import json
 import shutil
 import zipfile
@@ -22,6 +23,7 @@ from ropaws.data.files.listing import Listing, list_labeled, list_unlabeled, mer
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.sources import DataConfig
 from ropaws.models import (
+    LITE,
     ModelConfig,
     build_encoder,
     check_model,
@@ -30,6 +32,7 @@ from ropaws.models import (
     pretrained_normalization,
     recognize_backbone,
 )
+from ropaws.models.encoder import Encoder
 from ropaws.models.timm_backbone import TIMM, PretrainedInput, timm_input, timm_weights
 from ropaws.prediction.predict import Unreadable
 from ropaws.runs.atomic import replacing, write_json
@@ -39,6 +42,7 @@ from ropaws.training.progress import watch_files
 
 PRETRAINED = Path("pretrained")
 SIZES = (8, 3584)  # pixels per side of a view, at least and at most
+CPU_SIZE = 160  # of efficientnet-lite0 by default: half the time of 224
 MOST_VIEWS = 64
 BLOCK = 1024  # images whose features are read and written at a time
 
@@ -170,78 +174,133 @@ def embed(
         FileNotFoundError: A source is not there.
         ValueError: A source has no images, too many of them cannot be read, or the weights do not fit.
     """
-    if not 0 <= views <= MOST_VIEWS:
-        raise ValueError(f"views must be from 0 to {MOST_VIEWS}, got {views}")
-    if size is not None and not SIZES[0] <= size <= SIZES[1]:
-        raise ValueError(f"size must be from {SIZES[0]} to {SIZES[1]} pixels, got {size}")
-    console = console or Console(stderr=True)
-    listing = _list(_paths(sources), _paths(labeled))
-    chosen = choose_device(device)
-    config = _model(backbone, Path(init), views)
-    embedding = _embedding(config, listing, chosen, size, console)
-    stack = ImageStack(listing.images, embedding.image_size)
-    # Who asks for these features has room for them: the cache grows as far as they need, with their keys.
-    each = 64 + 2 * (views + 1) * embedding.encoder.feature_dims
-    room = max(DataConfig().cache_gb, len(stack) * each / 2**30)
-    data = DataConfig(feature_cache=None if cache is None else Path(cache), cache_gb=room)
-    found = embed_images(stack, embedding, data, watch=watch_files(console), warn=console.print)
-    kept = [row for row in range(len(stack)) if row not in found.reasons]
-    unreadable = (Unreadable(str(listing.images[row]), why) for row, why in sorted(found.reasons.items()))
-    return Embedded(
-        rows=found.features,
-        kept=torch.tensor(kept),
-        names=tuple(str(listing.images[row]) for row in kept),
-        labels=tuple(listing.labels[row] or "" for row in kept),
-        unreadable=tuple(unreadable),
-        facts=_facts(config, embedding),
+    settings = EmbedSettings(
+        backbone=backbone,
+        init=Path(init),
+        views=views,
+        size=size,
+        cache=None if cache is None else Path(cache),
+        device=device,
     )
+    listing = list_sources(_paths(sources), _paths(labeled))
+    return Embedder(settings, console or Console(stderr=True)).embed(listing)
 
 
 def _paths(sources: Path | str | Sequence[Path | str]) -> list[Path]:
     return [Path(source) for source in ([sources] if isinstance(sources, Path | str) else sources)]
 
 
-def _list(sources: Sequence[Path], labeled: Sequence[Path]) -> Listing:
+def list_sources(sources: Sequence[Path], labeled: Sequence[Path]) -> Listing:
+    """Labeled images first; every image once."""
     if not sources and not labeled:
         raise ValueError("name the images to embed: folders, images, tables, .npz files or saved datasets")
     return merge([*map(list_labeled, labeled), *map(list_unlabeled, sources)])
 
 
-def _model(backbone: str | None, init: Path, views: int) -> ModelConfig:
-    name = recognize_backbone(init) if backbone is None else backbone
-    config = ModelConfig(backbone=name, init=init, frozen=True, frozen_views=views)
-    check_model(config)
-    return config
+@dataclass(frozen=True, kw_only=True)
+class EmbedSettings:
+    """The network and its views; see embed."""
+
+    backbone: str | None = None
+    init: Path = PRETRAINED
+    views: int = 4
+    size: int | None = None
+    cache: Path | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.views <= MOST_VIEWS:
+            raise ValueError(f"views must be from 0 to {MOST_VIEWS}, got {self.views}")
+        if self.size is not None and not SIZES[0] <= self.size <= SIZES[1]:
+            raise ValueError(f"size must be from {SIZES[0]} to {SIZES[1]} pixels, got {self.size}")
+
+    def model(self) -> ModelConfig:
+        name = recognize_backbone(self.init) if self.backbone is None else self.backbone
+        config = ModelConfig(backbone=name, init=self.init, frozen=True, frozen_views=self.views)
+        check_model(config)
+        return config
 
 
-def _embedding(
-    config: ModelConfig, listing: Listing, device: torch.device, size: int | None, console: Console
-) -> Embedding:
-    name = config.backbone.removeprefix(TIMM)
-    if config.init == PRETRAINED and config.backbone.startswith(TIMM):
-        where = timm_weights(name)
-        console.print(f"weights of {name}: from timm's cache, or downloaded from {where}", highlight=False)
-    expected = _expected_input(config)
-    size = size or expected.size
-    autocast = half_type(choose_precision("auto", device))
-    encoder = build_encoder(config, channels=3, autocast=autocast)
-    load_init(encoder, config, channels=3)
-    image_size = round(size * 8 / 7)
-    normalize = pretrained_normalization(config, channels=3)
-    if normalize is None:
-        normalize = measure_normalization(ImageStack(listing.images, image_size))
-    view = AugmentConfig(
-        size=size, scale=(0.5, 1.0), solarize=0.0, equalize=0.0, interpolation=expected.interpolation
-    )
-    return Embedding(
-        encoder.to(device).eval(), config.backbone, view, config.frozen_views, normalize, image_size
-    )
+class Embedder:
+    """A pretrained network made ready for images."""
+
+    def __init__(self, settings: EmbedSettings, console: Console) -> None:
+        self.settings = settings
+        self.console = console
+        self.device = choose_device(settings.device)
+        self.config = settings.model()
+        self.expected = _expected_input(self.config)
+        self.size = settings.size or _default_size(self.config, self.expected, self.device)
+        self.image_size = round(self.size * 8 / 7)  # to which files are decoded
+        # Where the weights say nothing of it, the first images decide, for all that follow.
+        self.normalize = pretrained_normalization(self.config, channels=3)
+
+    def embed(self, listing: Listing, *, views: int | None = None) -> Embedded:
+        """Features of these images. views: instead of those of the settings."""
+        views = self.settings.views if views is None else views
+        stack = ImageStack(listing.images, self.image_size)
+        if self.normalize is None:
+            self.normalize = measure_normalization(stack)
+        embedding = Embedding(
+            self._encoder, self.config.backbone, self._view, views, self.normalize, self.image_size
+        )
+        found = embed_images(
+            stack, embedding, self._data(len(stack)), watch=watch_files(self.console), warn=self.console.print
+        )
+        kept = [row for row in range(len(stack)) if row not in found.reasons]
+        unreadable = (Unreadable(str(listing.images[row]), why) for row, why in sorted(found.reasons.items()))
+        return Embedded(
+            rows=found.features,
+            kept=torch.tensor(kept),
+            names=tuple(str(listing.images[row]) for row in kept),
+            labels=tuple(listing.labels[row] or "" for row in kept),
+            unreadable=tuple(unreadable),
+            facts=_facts(self.config, embedding),
+        )
+
+    @functools.cached_property
+    def _encoder(self) -> Encoder:
+        name = self.config.backbone
+        if self.config.init == PRETRAINED and name.startswith(TIMM):
+            source = timm_weights(name.removeprefix(TIMM))
+            line = f"weights of {name}: from timm's cache, or downloaded from {source}"
+            self.console.print(line, highlight=False, soft_wrap=True)
+        autocast = half_type(choose_precision("auto", self.device))
+        encoder = build_encoder(self.config, channels=3, autocast=autocast)
+        load_init(encoder, self.config, channels=3)
+        return encoder.to(self.device).eval()
+
+    @property
+    def _view(self) -> AugmentConfig:
+        interpolation = "bilinear" if self.expected is None else self.expected.interpolation
+        return AugmentConfig(
+            size=self.size, scale=(0.5, 1.0), solarize=0.0, equalize=0.0, interpolation=interpolation
+        )
+
+    def _data(self, images: int) -> DataConfig:
+        """Who asks for these features has room for them: the cache grows as far as they need."""
+        each = 64 + 2 * (self.settings.views + 1) * self._encoder.feature_dims
+        room = max(DataConfig().cache_gb, images * each / 2**30)
+        return DataConfig(feature_cache=self.settings.cache, cache_gb=room)
 
 
-def _expected_input(config: ModelConfig) -> PretrainedInput:
+def _expected_input(config: ModelConfig) -> PretrainedInput | None:
+    """None where only who trained the weights knows."""
     if config.backbone.startswith(TIMM):
         return timm_input(config.backbone.removeprefix(TIMM))
-    return PretrainedInput(efficientnet_lite.SIZE, efficientnet_lite.INTERPOLATION)
+    if config.backbone == LITE:
+        return PretrainedInput(efficientnet_lite.SIZE, efficientnet_lite.INTERPOLATION)
+    return None
+
+
+def _default_size(config: ModelConfig, expected: PretrainedInput | None, device: torch.device) -> int:
+    if expected is None:
+        raise ValueError(
+            f"size: what the weights {config.init} were trained with is not known; give it, such as 224"
+        )
+    if config.backbone == LITE and device.type == "cpu":
+        return min(CPU_SIZE, expected.size)
+    return expected.size
 
 
 def _facts(config: ModelConfig, embedding: Embedding) -> dict[str, Any]:
