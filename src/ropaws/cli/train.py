@@ -15,14 +15,15 @@ from ropaws import recipes as published
 from ropaws.analysis.finetune import EPOCHS, RATES
 from ropaws.analysis.finetune import finetune as finetune_run
 from ropaws.analysis.results import read_evaluation
-from ropaws.auto_config import Choice, fit_settings, parse_budget
-from ropaws.cli.analyze import percent, write_page
+from ropaws.auto_config import Choice, fit_feature_settings, fit_settings, parse_budget
+from ropaws.cli.analyze import write_page
 from ropaws.cli.parsing import parse, parse_known
 from ropaws.cli.runs import run_of
+from ropaws.cli.tables import percent
 from ropaws.config import RunConfig, read_config, to_json, with_method
-from ropaws.data.files.reading import ImageFiles
 from ropaws.distributed import planned_place
 from ropaws.methods import import_method, make_method, method_name
+from ropaws.own_data import train_chosen
 from ropaws.report.tables import COLUMNS
 from ropaws.runs.run import Run
 from ropaws.training.train import TrainedRun, resume_run, train_run
@@ -49,9 +50,15 @@ class TrainOptions:
     """The network, as --model.backbone: small, wrn-28-2, resnet18, resnet50, efficientnet-lite0,
     timm:NAME ..."""
     init: Path | None = None
-    """Weights that the backbone starts from, as --model.init: a .pth or .safetensors file, or pretrained."""
+    """Weights of the backbone, as --model.init: a .pth or .safetensors file, or pretrained. With --labeled
+    they stay as they are, unless --train-backbone is given."""
+    train_backbone: bool = False
+    """With --labeled: first train a head on frozen features, in OUT/frozen, then the whole network."""
+    features: Path | None = None
+    """Instead of --labeled: features of your own in an .npz file: features (n, d) and labels (n,), -1 or
+    empty for unlabeled rows; views (n, v, d), names, test_features and test_labels if you have them."""
     budget: str | None = None
-    """Train for about this long: 90s, 20m, 1.5h."""
+    """Train for about this long: 90s, 20m, 1.5h. A head on frozen features takes less, and stops then."""
     report: bool = True
     """At the end, analyze the run and write RUN/report.html."""
     resume: Path | None = None
@@ -87,7 +94,7 @@ def train(arguments: list[str]) -> None:
     if options.resume is not None and not wants_help:
         _resume(options, left, config_file)
         return
-    base, choices, files = _base_config(options, config_file, left, wants_help)
+    base, choices = _base_config(options, config_file, left, wants_help)
     config = parse(Train, "train", left, default=Train(options, base)).run
     config = _scaled_warmup(base, config, left)
     if options.budget is not None and _given("--train.steps", left):
@@ -97,38 +104,62 @@ def train(arguments: list[str]) -> None:
     for line in reasons if first else ():
         print(line, file=sys.stderr)
     budget = None if options.budget is None else parse_budget(options.budget)
-    trained = train_run(config, _out(options, config), budget=budget, choices=reasons, files=files)
+    out = _out(options, config)
+    if choices is not None:
+        trained = train_chosen(choices, config, out, budget=budget, reasons=reasons)
+    else:
+        trained = train_run(config, out, budget=budget, choices=reasons)
     if first:
         _finish(trained, report=options.report)
 
 
 def _base_config(
     options: TrainOptions, config_file: str | None, left: Sequence[str], wants_help: bool
-) -> tuple[RunConfig, Choice | None, ImageFiles | None]:
-    """The settings before those of the command line, the reasons for them, and the files that were listed."""
-    choices, files = None, None
-    if options.labeled is not None and not wants_help:
-        if config_file is not None or options.recipe is not None:
+) -> tuple[RunConfig, Choice | None]:
+    """The settings before those of the command line, and the reasons for them."""
+    choices = None if wants_help else _chosen(options, config_file, left)
+    base = _named_config(options, config_file, left, wants_help) if choices is None else choices.config
+    if options.method is not None and options.method != method_name(base.method):
+        base = with_method(base, make_method(options.method))
+    if choices is None:
+        model = replace(
+            base.model,
+            backbone=options.backbone or base.model.backbone,
+            init=options.init or base.model.init,
+        )
+        base = replace(base, model=model)
+    return base, choices
+
+
+def _chosen(options: TrainOptions, config_file: str | None, left: Sequence[str]) -> Choice | None:
+    """Settings chosen from a person's own images or features, where such are given."""
+    named = config_file is not None or options.recipe is not None
+    device = _value("--train.device", left) or "auto"
+    if options.features is not None:
+        others = options.labeled, options.test, options.backbone, options.init
+        if named or options.unlabeled or options.train_backbone or any(o is not None for o in others):
+            raise ValueError(
+                "--features brings data and network; leave --labeled, --unlabeled, --test, --backbone,"
+                " --init, --train-backbone, --recipe and config.json out"
+            )
+        return fit_feature_settings(options.features, device=device)
+    if options.labeled is not None:
+        if named:
             raise ValueError("--labeled chooses settings itself; leave --recipe and config.json out")
-        choices = fit_settings(
+        return fit_settings(
             options.labeled,
             options.unlabeled,
             options.test,
-            device=_value("--train.device", left) or "auto",
+            device=device,
             backbone=options.backbone,
             init=options.init,
+            train_backbone=options.train_backbone,
         )
-        base, files = choices.config, choices.files
-    elif (options.unlabeled or options.test) and not wants_help:
+    if options.unlabeled or options.test:
         raise ValueError("--unlabeled and --test go with --labeled, which is not given")
-    else:
-        base = _named_config(options, config_file, left, wants_help)
-    if options.method is not None and options.method != method_name(base.method):
-        base = with_method(base, make_method(options.method))
-    model = replace(
-        base.model, backbone=options.backbone or base.model.backbone, init=options.init or base.model.init
-    )
-    return replace(base, model=model), choices, files
+    if options.train_backbone:
+        raise ValueError("--train-backbone goes with --labeled; with a recipe the whole network is trained")
+    return None
 
 
 def _named_config(
@@ -152,7 +183,7 @@ def _named_config(
 
 
 def _out(options: TrainOptions, config: RunConfig) -> Path:
-    name = options.recipe or ("own" if options.labeled else "run")
+    name = options.recipe or ("own" if options.labeled or options.features else "run")
     method = method_name(config.method).replace(":", ".")
     return options.out or Path("runs") / f"{name}-{method}-seed{config.train.seed}"
 

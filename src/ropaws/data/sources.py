@@ -8,6 +8,7 @@ from typing import Any
 
 from ropaws.data.corpus import Corpus, join
 from ropaws.data.datasets.catalog import DATASETS, read_dataset
+from ropaws.data.datasets.feature_file import is_feature_file, read_features
 from ropaws.data.datasets.mixes import MIXES
 from ropaws.data.datasets.npz import read_npz
 from ropaws.data.files.cache import SquareCache
@@ -23,7 +24,8 @@ class DataConfig:
     """The images, and how many labels training may see."""
 
     source: str = "cifar10"
-    """A named dataset or mix (`ropaws datasets` lists them), or the path of an .npz file."""
+    """A named dataset or mix (`ropaws datasets` lists them), or the path of an .npz file of images or
+    features."""
     labeled: Path | None = None
     """Instead of a source: a folder with a folder for each class, a table, an .npz or a saved dataset."""
     unlabeled: tuple[Path, ...] = ()
@@ -125,7 +127,8 @@ def open_source(source: str, config: DataConfig, watch: Watch = no_watch) -> Cor
     if source in DATASETS:
         return read_dataset(source, config.root, download=config.download, watch=watch)
     if source.endswith(".npz"):
-        return read_npz(Path(source))
+        path = Path(source)
+        return read_features(path) if is_feature_file(path) else read_npz(path)
     if source in MIXES:
         raise ValueError(f"data.extra: {source!r} is a mix; name its datasets instead")
     known = [*DATASETS, *MIXES]

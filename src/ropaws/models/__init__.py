@@ -16,7 +16,14 @@ from ropaws.models.encoder import Encoder
 from ropaws.models.heads import KnownFeatures, linear_head, prediction_head, projection_head
 from ropaws.models.resnet import resnet18, resnet50
 from ropaws.models.small_convnet import SmallConvNet
-from ropaws.models.timm_backbone import TIMM, TimmBackbone, check_timm_name, timm_normalization
+from ropaws.models.timm_backbone import (
+    TIMM,
+    PretrainedInput,
+    TimmBackbone,
+    check_timm_name,
+    timm_input,
+    timm_normalization,
+)
 from ropaws.models.weights import fit_weights, init_backbone, init_projection, read_weights
 from ropaws.models.wide_resnet import WideResNet
 from ropaws.naming import nearest
@@ -24,11 +31,16 @@ from ropaws.naming import nearest
 __all__ = [
     "BACKBONES",
     "FEATURES",
+    "LITE",
+    "PRETRAINED",
     "Encoder",
     "ModelConfig",
+    "PretrainedInput",
     "build_encoder",
     "check_model",
     "load_init",
+    "pretrained_at_hand",
+    "pretrained_input",
     "pretrained_normalization",
     "recognize_backbone",
 ]
@@ -61,6 +73,8 @@ class ModelConfig:
     init: Path | None = None
     """Weights that the backbone starts from: a .pth or .safetensors file; "pretrained" for the ImageNet
     weights of efficientnet-lite0 (extra `pretrained`) or those that timm has."""
+    init_projection: bool = False
+    """The projection head starts from init too, which must be the weights of another run then."""
     frozen: bool = False
     """Leave the backbone as it is: its features are computed once, and only the heads are trained."""
     frozen_views: int = 4
@@ -85,6 +99,8 @@ class ModelConfig:
             )
         if self.backbone == FEATURES and self.init is not None:
             raise ValueError(f"model.init: backbone {FEATURES} has no weights to start from; leave it out")
+        if self.init_projection and self.init in (None, PRETRAINED):
+            raise ValueError("model.init_projection needs the weights of another run as model.init")
         if self.frozen and self.init is None and self.backbone != FEATURES:
             raise ValueError(
                 "model.frozen needs weights that the backbone keeps: set model.init to a weight file, or to"
@@ -179,7 +195,8 @@ def load_init(
     backbone = encoder.backbone
     target = backbone.body if isinstance(backbone, TimmBackbone) else backbone
     left = init_backbone(target, config.init, config.backbone)
-    return init_projection(encoder.projection, config.init, left) if "projection" in parts else left
+    wanted = "projection" in parts or config.init_projection
+    return init_projection(encoder.projection, config.init, left) if wanted else left
 
 
 def _pretrained_state(config: ModelConfig, channels: int) -> dict[str, Tensor]:
@@ -201,6 +218,20 @@ def pretrained_normalization(config: ModelConfig, *, channels: int) -> Normaliza
     if channels == 3:
         return expected
     return Normalization((sum(expected.mean) / len(expected.mean),), (sum(expected.std) / len(expected.std),))
+
+
+def pretrained_input(config: ModelConfig) -> PretrainedInput | None:
+    """Size and interpolation that the pretrained weights were trained with; None where they are not known."""
+    if config.init != PRETRAINED:
+        return None
+    if config.backbone == LITE:
+        return PretrainedInput(efficientnet_lite.SIZE, efficientnet_lite.INTERPOLATION)
+    return timm_input(config.backbone.removeprefix(TIMM))
+
+
+def pretrained_at_hand() -> bool:
+    """Are the weights of efficientnet-lite0 installed? They are checked when they are loaded."""
+    return efficientnet_lite.weight_file() is not None
 
 
 def check_model(config: ModelConfig) -> None:

@@ -26,6 +26,7 @@ REPORT = "report.html"
 SUPERVISED = "supervised"  # a run of the supervised baseline
 FINETUNED = "finetuned"  # a run of the fine-tuned network
 FINETUNE_RESULTS = "finetune.json"
+FROZEN = "frozen"  # the run with a frozen backbone that a run of the whole network started from
 LINEAR = "linear"  # a run of the linear probe
 LINEAR_RESULTS = "linear.json"
 
@@ -42,5 +43,6 @@ WITHOUT_EFFECT = frozenset((
 FORMER_SETTINGS = (("data", "picture_size", "image_size"), ("augment", "grey", "grayscale"))
 LATER_SETTINGS = {
     "optim.name": "lars", "optim.schedule": "cosine", "support.images_per_step": None,
-    "model.frozen": False, "model.frozen_views": 4, "model.head": "mlp", "augment.interpolation": "bilinear",
+    "model.init_projection": False, "model.frozen": False, "model.frozen_views": 4, "model.head": "mlp",
+    "augment.interpolation": "bilinear",
 }  # fmt: skip

@@ -147,9 +147,8 @@ def train_run(
             choices = (*choices, _describe_init(config, parts.left_out))
             console.print(choices[-1], highlight=False)
         if budget is not None:
-            steps = max(1, int(budget / seconds_per_step(config, parts)))
-            config = with_steps(config, steps)
-            choices = (*choices, f"{steps} steps of {config.train.batch}: what fits into {budget:.0f} s")
+            config, why = _within_budget(config, parts, budget)
+            choices = (*choices, why)
             console.print(choices[-1], highlight=False)
         if at.rank == 0:
             _start_folder(run, config, parts, choices, at)
@@ -158,6 +157,19 @@ def train_run(
             console.print(f"{unreadable}, listed in {run / UNREADABLE}")
         _fit(run, config, parts, console, start=0, seconds=0.0)
     return TrainedRun(run, parts.corpus)
+
+
+def _within_budget(config: RunConfig, parts: Parts, budget: float) -> tuple[RunConfig, str]:
+    """As many steps as fit; on frozen features no more than the settings say, which are enough."""
+    fitting = max(1, int(budget / seconds_per_step(config, parts)))
+    if not config.model.frozen:
+        config = with_steps(config, fitting)
+    elif fitting >= config.train.steps:
+        steps = f"{config.train.steps} steps of {config.train.batch}"
+        return config, f"{steps}: a head on frozen features needs no more, whatever the budget"
+    else:
+        config = replace(config, train=replace(config.train, steps=fitting))
+    return config, f"{fitting} steps of {config.train.batch}: what fits into {budget:.0f} s"
 
 
 def resume(run: Path | str, *, console: Console | None = None) -> Path:

@@ -133,7 +133,7 @@ def list_arrays(path: Path) -> tuple[list[ArrayRow], list[str | None]]:
     if labels.shape != (count,):
         raise ValueError(f"{path}: labels must be one for each of {count} images, got {labels.shape}")
     names = class_names(arrays, path)
-    return rows, [_label(value, names, path) for value in labels.tolist()]
+    return rows, [label_name(value, names, path) for value in labels.tolist()]
 
 
 def check_images(array: NDArray[Any], name: str) -> None:
@@ -148,7 +148,7 @@ def check_images(array: NDArray[Any], name: str) -> None:
         )
 
 
-def _label(value: object, names: list[str] | None, place: Path) -> str | None:
+def label_name(value: object, names: list[str] | None, place: Path) -> str | None:
     """A class number (with names, if there are any) or a class name; -1, None and '' are no label."""
     if value is None or value == -1 or value == "":
         return None
@@ -195,4 +195,4 @@ def list_dataset(folder: Path) -> tuple[list[DatasetRow], list[str | None]]:
     if label is None:
         return rows, [None] * len(rows)
     names = list(dataset.features[label].names) if kinds[label] == "ClassLabel" else None
-    return rows, [_label(value, names, folder) for value in dataset[label]]
+    return rows, [label_name(value, names, folder) for value in dataset[label]]

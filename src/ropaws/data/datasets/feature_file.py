@@ -1,0 +1,106 @@
+"""Features that a person brings, of any modality, in one .npz file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ropaws.data.corpus import UNKNOWN, Corpus
+from ropaws.data.features import FeatureRows
+from ropaws.data.files.rows import class_names, label_name, load_arrays
+
+FEATURES, VIEWS, LABELS, NAMES = "features", "views", "labels", "names"
+TEST_FEATURES, TEST_LABELS = "test_features", "test_labels"
+
+
+def read_features(path: Path) -> Corpus:
+    """Arrays features (n, d) and labels (n,): names, or numbers; "" or -1 for unlabeled rows.
+
+    views (n, v, d), names (n,), test_features (t, d) and test_labels (t,) may be left out.
+
+    Raises:
+        ValueError: An array is missing, has another shape, or is not finite; no row has a label.
+    """
+    arrays = load_arrays(path)
+    for name in (FEATURES, LABELS):
+        if name not in arrays:
+            raise ValueError(f"{path} has no array {name!r}; it has {', '.join(arrays) or 'nothing'}")
+    features = arrays[FEATURES]
+    check_feature_array(features, f"{path}: {FEATURES}")
+    count, dims = features.shape
+    labels = _labels(arrays, LABELS, count, path)
+    names = tuple(sorted({label for label in labels if label is not None}, key=_by_number))
+    if len(names) < 2:
+        what = f"the single class {names[0]!r}" if names else "no label at all"
+        raise ValueError(f"{path}: {LABELS} has {what}; a classifier needs two classes or more")
+    tests = arrays.get(TEST_FEATURES, features[:0])
+    check_feature_array(tests, f"{path}: {TEST_FEATURES}", dims)
+    truth = _labels(arrays, TEST_LABELS, len(tests), path) if TEST_FEATURES in arrays else []
+    number = {name: index for index, name in enumerate(names)}
+    return Corpus(
+        names,
+        FeatureRows(_tensor(features), _views(arrays, features.shape, path)),
+        torch.tensor([number.get(label or "", UNKNOWN) for label in labels], dtype=torch.long),
+        FeatureRows(_tensor(tests)),
+        torch.tensor([number.get(label or "", UNKNOWN) for label in truth], dtype=torch.long),
+        _row_names(arrays, count, path),
+    )
+
+
+def is_feature_file(path: Path) -> bool:
+    """Does an .npz file hold features, and not images?"""
+    return FEATURES in load_arrays(path)
+
+
+def check_feature_array(array: NDArray[Any], name: str, dims: int | None = None) -> None:
+    """Raise an error unless this is (n, d) of finite floats, with the d that is asked for."""
+    if array.ndim != 2 or array.dtype.kind != "f" or array.shape[1] == 0:
+        raise ValueError(f"{name} must be (n, d) of floats, got {array.dtype} {array.shape}")
+    if dims is not None and array.shape[1] != dims:
+        raise ValueError(f"{name} must have {dims} dimensions as the others, got {array.shape[1]}")
+    bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    if len(bad):
+        raise ValueError(
+            f"{name}: row {bad[0]} is not finite, of {len(bad)} such rows; repair or remove them"
+        )
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array, np.float32))
+
+
+def _views(arrays: dict[str, NDArray[Any]], shape: Sequence[int], path: Path) -> torch.Tensor | None:
+    if VIEWS not in arrays or arrays[VIEWS].shape[1:2] == (0,):
+        return None
+    views, (count, dims) = arrays[VIEWS], shape
+    if views.ndim != 3 or (views.shape[0], views.shape[2]) != (count, dims) or views.dtype.kind != "f":
+        raise ValueError(
+            f"{path}: {VIEWS} must be ({count}, views, {dims}) of floats as {FEATURES}, got"
+            f" {views.dtype} {views.shape}"
+        )
+    check_feature_array(views.reshape(count, -1), f"{path}: {VIEWS}")
+    return torch.from_numpy(np.ascontiguousarray(views))
+
+
+def _labels(arrays: dict[str, NDArray[Any]], name: str, count: int, path: Path) -> list[str | None]:
+    if name not in arrays or arrays[name].shape != (count,):
+        found = arrays[name].shape if name in arrays else "none"
+        raise ValueError(f"{path}: {name} must be one for each of {count} rows, got {found}")
+    names = class_names(arrays, path)
+    return [label_name(value, names, path) for value in arrays[name].tolist()]
+
+
+def _row_names(arrays: dict[str, NDArray[Any]], count: int, path: Path) -> tuple[str, ...]:
+    if NAMES not in arrays:
+        return ()
+    if arrays[NAMES].shape != (count,):
+        raise ValueError(f"{path}: {NAMES} must be one for each of {count} rows, got {arrays[NAMES].shape}")
+    return tuple(map(str, arrays[NAMES].tolist()))
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """Classes that are numbers stay in their order."""
+    return (int(name), "") if name.isdecimal() else (-1, name)
