@@ -186,7 +186,7 @@ def test_a_hostile_or_broken_file_costs_no_more_than_its_sections(run):
     config["train"]["batch"] = "<script>alert(4)</script>"
     (run / "config.json").write_text(json.dumps(config))
     page = parsed(write_report(run))
-    assert {"Calibration", "What to label next"} <= set(page.headings)
+    assert {"Calibration", "Label these next"} <= set(page.headings)
     assert len([tag for tag, _ in page.tags if tag == "script"]) == 1  # the code of the page; the map is lost
     (run / "config.json").unlink()
     main(["report", str(run)])
@@ -209,7 +209,7 @@ def test_a_cut_off_line_of_the_metrics_is_left_out(run):
 def test_a_verdict_does_not_boast_of_what_was_not_told_apart(run):
     evaluation = json.loads((run / "evaluation.json").read_text())
     for auroc, warns in ((0.48, True), (0.9, False)):
-        (run / "evaluation.json").write_text(json.dumps({**evaluation, "auroc": auroc}))
+        (run / "evaluation.json").write_text(json.dumps({**evaluation, "in_domain_auroc": auroc}))
         assert ("hardly separated (AUROC 48%)" in write_report(run).read_text()) == warns
 
 

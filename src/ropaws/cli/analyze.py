@@ -19,6 +19,9 @@ from ropaws.analysis.report import report_run
 from ropaws.analysis.suggest import Suggestion
 from ropaws.cli.parsing import parse
 from ropaws.cli.runs import run_of
+from ropaws.cli.tables import percent as percent  # `train` takes it from here, too
+from ropaws.cli.tables import print_fitting, printable, text_table, wide_console
+from ropaws.report import learning, rivals
 from ropaws.report.compare_page import write_comparison
 from ropaws.report.comparison import compare_runs
 from ropaws.report.run_files import RunFiles, figure
@@ -32,18 +35,9 @@ from ropaws.runs.run import POOL, Run
 MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
 
 
-RIVALS = {
-    "knn": "k-NN on its embedding",
-    "logistic": "logistic regression on its embedding",
-    "sskde": "SSKDE on its embedding",
-}
-SPARE = ("FPR95", "seconds", "conf. in", "seeds", "ECE")  # columns that a narrow terminal can do without
-WIDE = 160  # characters of a table that is written to a file
-
-
 @dataclass(frozen=True)
 class Evaluate:
-    """Analyze a run: accuracy, calibration, out-of-class detection, propagation, baselines, pool, labels.
+    """Analyze a run: accuracy, calibration, out-of-class detection, plain classifiers, pool, labels.
 
     Written to RUN/evaluation.json and RUN/gallery.json, from which `ropaws report` makes a page. What the run
     says of its images is kept in RUN/embeddings.safetensors: a second call is quick and needs no images.
@@ -54,9 +48,9 @@ class Evaluate:
     run: tyro.conf.Positional[Path]
     """A run folder."""
     only: tuple[str, ...] = ()
-    """Only these: soft-nn, reliability, confusion, propagation, baselines, pool, labels, suggestions,
-    snapshots, gallery; and supervised, which trains the supervised baseline: the same network on the labeled
-    images alone."""
+    """Only these: soft-nn, reliability, confusion, propagation, baselines, features, pool, labels,
+    suggestions, snapshots, gallery; and supervised, which trains the supervised baseline: the same network on
+    the labeled images alone."""
     pool: int = POOL
     """Unlabeled images to look at, at most; 0 for all."""
     method: str | None = None
@@ -87,13 +81,9 @@ def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) ->
         if key in results
     ]
     if shown["soft-nn"] and "accuracy" in results:
-        console.print(_table(str(run), ["measure", "value"], rows))
-    if (shown["baselines"] and "baselines" in results) or (shown["supervised"] and "supervised" in results):
-        rivals = {"soft nearest neighbors": results.get("accuracy")}
-        rivals |= {name: results.get("baselines", {}).get(key) for key, name in RIVALS.items()}
-        rivals["supervised baseline"] = results.get("supervised", {}).get("accuracy")
-        ways = [[name, percent(value)] for name, value in rivals.items() if value is not None]
-        console.print(_table("Accuracy of other ways", ["classifier", "accuracy"], ways))
+        console.print(text_table(str(run), ["measure", "value"], rows))
+    if any(shown[name] and name in results for name in ("baselines", "features", "supervised")):
+        _show_rivals(console, results)
     if shown["snapshots"] and only and "over_training" not in results:
         print("There are no snapshots; train with --train.keep-every STEPS.")
     if shown["propagation"] and "propagation" in results:
@@ -105,8 +95,27 @@ def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) ->
             for row in results["propagation"]
         ]
         head = ["iterations", "accuracy", "conf. in", "conf. out"]
-        console.print(_table("Label propagation among the test images", head, steps))
+        console.print(text_table("Label propagation among the test images", head, steps))
     _say_pool(results, shown)
+
+
+def _show_rivals(console: Console, results: Mapping[str, Any]) -> None:
+    """Other classifiers, on test images or else on labels that were held out."""
+    rows = rivals.on_tests(results)
+    if rows:
+        alone = results.get("supervised", {})
+        rows += [rivals.Row("supervised baseline", figure(alone.get("accuracy")), figure(alone.get("auroc")))]
+        known = (row for row in rows if row.accuracy is not None)
+        cells = [[row.name, percent(row.accuracy), percent(row.auroc)] for row in known]
+        console.print(text_table("Other classifiers", ["classifier", "accuracy", "AUROC"], cells))
+    elif rows := rivals.on_labels(results):
+        cells = [[row.name, percent(row.accuracy), percent(row.error)] for row in rows]
+        head = ["classifier", "accuracy", "standard error"]
+        console.print(text_table("On labels that were held out in turn", head, cells))
+    if (found := rivals.on_features(results)) is not None:
+        print(rivals.sentence(found))
+    if (doubling := learning.last_doubling(results.get("learning_curve"))) is not None:
+        print(learning.sentence(doubling))
 
 
 def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
@@ -116,50 +125,13 @@ def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
             f"{pool['out_of_class']:.0%} of {pool['seen']:,} unlabeled images look out-of-class"
             f" (in-domain probability below {pool['threshold']:.2f})."
         )
+        if (share := pool.get("in_class_share")) is not None:
+            low, high = (f"{100 * share[name]:.0f}" for name in ("low", "high"))
+            print(f"About {share['estimate']:.0%} ({low} to {high} %) of the pool belongs to your classes.")
         if "accuracy" in pool:
             print(f"Of {pool['known']:,} whose true class is known, {percent(pool['accuracy'])} get it.")
     if results.get("label_errors") and shown["labels"]:
         print(f"{len(results['label_errors'])} suspected label errors; `ropaws report` shows them.")
-
-
-def percent(value: object) -> str:
-    """A fraction as text; "-" where there is none."""
-    return "-" if (found := figure(value)) is None else f"{100 * found:.1f} %"
-
-
-def _console() -> Console:
-    """As wide as the terminal, or for a file as wide as a table may need."""
-    return Console() if Console().is_terminal else Console(width=WIDE)
-
-
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> Table:
-    table = Table(title=escape(title))
-    for number, name in enumerate(head):
-        # Figures are never cut off; names may take several lines.
-        table.add_column(
-            escape(name), justify="left" if number == 0 else "right", no_wrap=number > 0 and not wrap
-        )
-    for row in rows:
-        table.add_row(*(escape(_printable(cell)) for cell in row))
-    return table
-
-
-def _print_fitting(title: str, head: list[str], rows: list[list[str]]) -> None:
-    """On a narrow terminal the least important columns are left out, rather than figures cut off."""
-    console = _console()
-    table = _table(title, head, rows)
-    for name in SPARE:
-        if table.__rich_measure__(console, console.options).minimum <= console.width:
-            break
-        if name in head:
-            place = head.index(name)
-            head, rows = _without(head, place), [_without(row, place) for row in rows]
-            table = _table(f"{title}; {name} and more in the page (--out)", head, rows)
-    console.print(table)
-
-
-def _without(row: list[str], place: int) -> list[str]:
-    return row[:place] + row[place + 1 :]
 
 
 @dataclass(frozen=True)
@@ -276,10 +248,10 @@ def compare(arguments: list[str]) -> None:
         ]
         print(json.dumps(found, indent=2))
     else:
-        _print_fitting("In percent, mean and deviation over seeds", *comparison.rows())
+        print_fitting("In percent, mean and deviation over seeds", *comparison.rows())
         if comparison.varied and len(comparison.groups) > 1:
             # Names and values may take several lines: there is no limit to what can differ.
-            _console().print(_table("What differs", *comparison.settings_rows(), wrap=True))
+            wide_console().print(text_table("What differs", *comparison.settings_rows(), wrap=True))
     if command.out is not None:
         print(f"Written: {command.out}", file=sys.stderr)
 
@@ -322,15 +294,10 @@ def suggest(arguments: list[str]) -> None:
     table.add_column("image", overflow="fold")
     table.add_column("why")
     for row in rows:
-        table.add_row(*(escape(_printable(cell)) for cell in row))
+        table.add_row(*(escape(printable(cell)) for cell in row))
     Console().print(table)
     if command.out is not None:
         print(f"Written: {command.out}")
-
-
-def _printable(name: str) -> str:
-    """File names need not be UTF-8; a terminal is."""
-    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _write_suggestions(out: Path, found: Sequence[Suggestion]) -> None:

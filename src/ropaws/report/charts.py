@@ -1,5 +1,6 @@
 """Small charts as SVG, in the colors of the page; every bar and line says its value on hover."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ropaws.report.page import esc
@@ -30,17 +31,21 @@ class Axes:
         up = (y - self.y[0]) / ((self.y[1] - self.y[0]) or 1)
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    def frame(self, x_label: str, y_label: str) -> str:
-        """Axes with three marks each."""
+    def frame(self, x_label: str, y_label: str, x_marks: Mapping[float, str] | None = None) -> str:
+        """Axes with three marks each, or those given for x."""
         parts = []
+        for x, text in (x_marks or {}).items():
+            across, bottom = self.at(x, self.y[0])
+            parts.append(f'<text x="{across:.1f}" y="{bottom + 14:.1f}" text-anchor="middle">{text}</text>')
         for share in (0.0, 0.5, 1.0):
             x, y = (low + share * (high - low) for low, high in (self.x, self.y))
             across, bottom = self.at(x, self.y[0])
             left, up = self.at(self.x[0], y)
             anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
-            parts.append(
-                f'<text x="{across:.1f}" y="{bottom + 14:.1f}" text-anchor="{anchor}">{_mark(x)}</text>'
-            )
+            if x_marks is None:
+                parts.append(
+                    f'<text x="{across:.1f}" y="{bottom + 14:.1f}" text-anchor="{anchor}">{_mark(x)}</text>'
+                )
             parts.append(f'<text x="{left - 5:.1f}" y="{up + 4:.1f}" text-anchor="end">{_mark(y)}</text>')
             end = self.at(self.x[1], y)[0]
             parts.append(f'<line class="axis" x1="{left:.1f}" x2="{end:.1f}" y1="{up:.1f}" y2="{up:.1f}"/>')
@@ -99,6 +104,37 @@ def line_chart(
             ]
     names = {name: LINES[number % len(LINES)] for number, name in enumerate(series)}
     return _svg("".join(parts), y_label) + (legend(names) if len(series) > 1 else "")
+
+
+def error_chart(
+    series: Mapping[str, Sequence[tuple[float, float, float]]], *, x_label: str, y_label: str
+) -> str:
+    """Lines through points (x, y, standard error of y); each doubling of x > 0 takes the same width."""
+    points = [point for found in series.values() for point in found]
+    if not points:
+        raise ValueError("nothing to draw")
+    xs = sorted({point[0] for point in points})
+    low, high = min(y - error for _, y, error in points), max(y + error for _, y, error in points)
+    margin = 0.05 * (high - low) or 1.0
+    # Some room on either side, so that error bars side by side stay inside.
+    axes = Axes((math.log2(xs[0]) - 0.3, math.log2(xs[-1]) + 0.3), (low - margin, high + margin))
+    parts = [axes.frame(x_label, y_label, {math.log2(x): _mark(x) for x in xs})]
+    for number, (name, found) in enumerate(series.items()):
+        color = LINES[number % len(LINES)]
+        shift = 5.0 * (number - (len(series) - 1) / 2)  # so that bars of two lines do not cover each other
+        places = [(axes.at(math.log2(x), y)[0] + shift, axes.at(0, y)[1]) for x, y, _ in found]
+        path = " ".join(f"{across:.1f},{up:.1f}" for across, up in places)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
+        for (across, up), (x, y, error) in zip(places, found, strict=True):
+            top, bottom = axes.at(0, y + error)[1], axes.at(0, y - error)[1]
+            parts.append(
+                f'<line x1="{across:.1f}" x2="{across:.1f}" y1="{top:.1f}" y2="{bottom:.1f}"'
+                f' stroke="{color}" stroke-width="1.2"/>'
+                f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" fill="{color}"><title>{esc(name)}, {x:g}:'
+                f" {y:.1f} ± {error:.1f}</title></circle>"
+            )
+    names = {name: LINES[number % len(LINES)] for number, name in enumerate(series)}
+    return _svg("".join(parts), f"{y_label} over {x_label}") + (legend(names) if len(series) > 1 else "")
 
 
 def histogram(counts: Mapping[str, Sequence[int]], *, x_label: str, threshold: float | None = None) -> str:

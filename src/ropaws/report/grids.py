@@ -9,6 +9,7 @@ from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.verdict import no_better_than_chance
 
 SHOWN_ERRORS = 24
+SHOWN_NEXT = 12  # suggestions that are shown at once
 SCATTER = 640
 NAME = 60  # characters of a file name, from its end
 
@@ -154,7 +155,7 @@ def suggestions(files: RunFiles) -> str:
     found = files.found("suggestions")
     if not found:
         return "<p>There is no unlabeled image to label.</p>"
-    items = "".join(
+    items = [
         _item(
             files,
             item["image"],
@@ -162,12 +163,24 @@ def suggestions(files: RunFiles) -> str:
             f" class=dim>{esc(item['name'][-NAME:])}</span>",
         )
         for item in found
+    ]
+    text = (
+        "<p>The unlabeled images whose labels would tell the most, best first: each represents many uncertain"
+        " images that no label covers yet, or a likely new class. Label them, add them to the labeled images"
+        f" and train again; <code>ropaws suggest {esc(files.run)} --out next.csv</code> writes the list.</p>"
     )
-    return (
-        "<p>Images whose labels would help most: each represents many uncertain images that no label covers"
-        f' yet, or a likely new class.</p><div class="list">{items}</div>'
-    )
+    shown = f'<div class="list next">{"".join(items[:SHOWN_NEXT])}</div>'
+    if len(items) > SHOWN_NEXT:
+        rest = "".join(items[SHOWN_NEXT:])
+        shown += (
+            f"<details><summary>{len(items) - SHOWN_NEXT} more</summary>"
+            f'<div class="list next">{rest}</div></details>'
+        )
+    return text + shown
 
 
 def _item(files: RunFiles, image: int, words: str) -> str:
-    return f'<div class="item">{_image(files, f"train/{image}", str(image))}<div>{words}</div></div>'
+    """Words beside an image, or alone where there is no thumbnail."""
+    key = f"train/{image}"
+    picture = _image(files, key, str(image)) if files.thumbnail(key) else ""
+    return f'<div class="item">{picture}<div>{words}</div></div>'

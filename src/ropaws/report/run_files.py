@@ -57,6 +57,11 @@ class RunFiles:
         except (MissingError, KeyError, TypeError):
             return None
 
+    @property
+    def is_supervised(self) -> bool:
+        """Is this run itself a supervised baseline?"""
+        return self.method_name == "supervised"
+
     @cached_property
     def metrics(self) -> list[dict[str, float]]:
         """The lines that can be read; a crash may have left the last one cut off."""

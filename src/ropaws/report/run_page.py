@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ropaws.report import grids, sections
+from ropaws.report import grids, learning, rivals, sections
 from ropaws.report.page import esc, page, write_page
 from ropaws.report.run_files import MissingError, RunFiles
 from ropaws.report.verdict import verdict
 from ropaws.runs.layout import REPORT
 
 SECTIONS: dict[str, Callable[[RunFiles], str]] = {
-    "Against simpler classifiers": sections.comparison,
+    "Against simpler classifiers": rivals.comparison,
     "The unlabeled pool": sections.pool,
+    "Would more labels help?": learning.learning_curve,
+    "Label these next": grids.suggestions,
     "Confidence, in-class and out-of-class": sections.confidence,
     "Calibration": sections.calibration,
     "The embedding": grids.projection,
@@ -21,7 +23,6 @@ SECTIONS: dict[str, Callable[[RunFiles], str]] = {
     "Nearest labeled images": grids.neighbors,
     "Most out-of-class images": grids.outside,
     "Suspected label errors": grids.label_errors,
-    "What to label next": grids.suggestions,
     "Training": sections.curves,
     "Settings": sections.settings,
     "Data": sections.data,

@@ -1,35 +1,38 @@
 """The sections of a report with figures and tables. Each reads a run's files, or raises MissingError."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ropaws.report.charts import histogram, line_chart, reliability_diagram
 from ropaws.report.page import esc, facts, percent, table
+from ropaws.report.rivals import on_features
 from ropaws.report.run_files import MissingError, RunFiles
-from ropaws.report.verdict import is_supervised
-from ropaws.runs.layout import ENVIRONMENT, FINETUNE_RESULTS, LINEAR_RESULTS
+from ropaws.report.verdict import share_of
+from ropaws.runs.layout import ENVIRONMENT
 
 POINTS = 300  # of a training curve at most
 
 
 def key_figures(files: RunFiles) -> str:
     evaluation = files.evaluation
-    pool = evaluation.get("pool", {})
+    pool, share, rival = evaluation.get("pool", {}), share_of(files), on_features(evaluation)
+    on_tests = rival if rival and rival.on == "test" else None
     cards = [
-        ("accuracy", evaluation.get("accuracy"), "accuracy on in-class test images"),
-        ("auroc", evaluation.get("auroc"), "AUROC, in- against out-of-class"),
-        ("ece", evaluation.get("ece"), "calibration error (ECE)"),
-        ("confidence_in", evaluation.get("confidence_in"), "mean confidence in-class"),
-        ("confidence_out", evaluation.get("confidence_out"), "mean confidence out-of-class"),
+        (evaluation.get("accuracy"), "accuracy on in-class test images"),
         (
-            "leave_one_out",
-            evaluation.get("leave_one_out"),
-            "of the labeled images are classified correctly by the others (leave-one-out)",
+            on_tests.logistic.accuracy if on_tests else None,
+            "accuracy of logistic regression on the backbone's features",
         ),
-        ("out_of_class", pool.get("out_of_class"), "of the pool looks out-of-class"),
-        ("pseudo", pool.get("accuracy"), "pseudo-labels right on the pool"),
+        (evaluation.get("auroc"), "AUROC, in- against out-of-class"),
+        (on_tests.logistic.auroc if on_tests else None, "AUROC of logistic regression"),
+        (evaluation.get("ece"), "calibration error (ECE)"),
+        (evaluation.get("confidence_in"), "mean confidence in-class"),
+        (evaluation.get("confidence_out"), "mean confidence out-of-class"),
+        *_held_out_cards(files),
+        (share.estimate if share else None, f"of the pool belongs to your classes ({share})"),
+        (pool.get("out_of_class"), "of the pool looks out-of-class"),
+        (pool.get("accuracy"), "pseudo-labels right on the pool"),
     ]
-    shown = [(value, words) for _, value, words in cards if value is not None]
+    shown = [(value, words) for value, words in cards if value is not None]
     if not shown:
         raise MissingError("evaluation.json has no figures")
     tiles = "".join(
@@ -39,47 +42,16 @@ def key_figures(files: RunFiles) -> str:
     return f'<div class="cards">{tiles}</div>'
 
 
-def comparison(files: RunFiles) -> str:
-    """This run against the supervised baseline, and other classifiers on its embedding."""
-    evaluation = files.evaluation
-    own = files.found("accuracy")
-    rows: list[tuple[str, float]] = [("this run, soft nearest neighbors", own)]
-    fixed = [row for row in evaluation.get("propagation", []) if row["iterations"] is None]
-    rows += [("this run, with label propagation among the test images", row["accuracy"]) for row in fixed]
-    names = {
-        "knn": "k-NN on its embedding",
-        "logistic": "logistic regression on its embedding",
-        "sskde": "SSKDE on its embedding",
-    }
-    found = evaluation.get("baselines", {})
-    rows += [(words, found[name]) for name, words in names.items() if name in found]
-    for name, words in (
-        (FINETUNE_RESULTS, "this run, fine-tuned"),
-        (LINEAR_RESULTS, "linear probe on its features"),
-    ):
-        try:
-            rows.append((words, files.read(name)["accuracy"]))
-        except (MissingError, KeyError):
-            continue
-    if files.supervised and "accuracy" in files.supervised:
-        rows.append(
-            (
-                "supervised baseline: the same network and steps, labeled images alone",
-                files.supervised["accuracy"],
-            )
-        )
-    hint = ""
-    if files.supervised is None and not is_supervised(files):
-        hint = (
-            '<p class="dim">The supervised baseline was not trained yet:'
-            f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> trains it.</p>"
-        )
-    shown = [[name, percent(value), _gain(value, own)] for name, value in rows]
-    return table(["classifier", "accuracy, %", "against this run"], shown, own=0) + hint
-
-
-def _gain(value: Any, own: float) -> str:
-    return "" if value == own else f"{100 * (value - own):+.1f}"
+def _held_out_cards(files: RunFiles) -> list[tuple[float | None, str]]:
+    """The labels, each judged by others: in folds where that was done, else one by one."""
+    rival = on_features(files.evaluation)
+    if rival is None or rival.on != "labels":
+        words = "of the labeled images are classified correctly by the others (leave-one-out)"
+        return [(files.evaluation.get("leave_one_out"), words)]
+    return [
+        (rival.own.accuracy, "of held-out labels are classified correctly"),
+        (rival.logistic.accuracy, "of them by logistic regression on the backbone's features"),
+    ]
 
 
 def pool(files: RunFiles) -> str:
@@ -101,9 +73,18 @@ def pool(files: RunFiles) -> str:
     chart = histogram(
         {"unlabeled images": pool["in_domain"]}, x_label="in-domain probability", threshold=pool["threshold"]
     )
+    share = share_of(files)
+    estimate = (
+        f"<p><b>About {share.estimate:.0%} of them belong to your classes</b> ({esc(share)}). This is an"
+        " estimate for the pool as a whole, from how similar its images are to the labeled ones. The counts"
+        " below are of single images, by a threshold, and need not agree with it.</p>"
+        if share
+        else ""
+    )
     return (
-        f"<p>{seen} unlabeled images. Those left of the threshold are farther from every labeled image than"
-        " 95 % of the labeled images are from their own class. They are counted as out-of-class.</p>"
+        f"{estimate}<p>{seen} unlabeled images. Those left of the threshold are farther from every labeled"
+        " image than 95 % of the labeled images are from their own class. They are counted as out-of-class."
+        "</p>"
         f'{known}<div class="columns"><div>{table(["looks like", "images"], rows)}</div>'
         f"<figure>{chart}</figure></div>"
     )

@@ -1,0 +1,108 @@
+"""The section that says whether more labels would help."""
+
+from typing import Any, NamedTuple
+
+from ropaws.report.charts import error_chart
+from ropaws.report.page import esc, table
+from ropaws.report.run_files import MissingError, RunFiles, figure
+
+NAMES = {"logistic": "logistic regression", "soft_nn": "soft nearest neighbors"}
+TITLES = {"test": "On test images", "held_out": "On labeled images that were held out"}
+CLEAR = 2.0  # standard errors from which on a difference is taken for one
+VAGUE = 0.05  # a gain that is known no better than this could be large or nothing
+
+
+class Doubling(NamedTuple):
+    """What twice as many labels changed, at the end of a curve."""
+
+    fewer: int
+    more: int
+    gain: float
+    error: float
+
+
+def last_doubling(learning_curve: object) -> Doubling | None:
+    """Of logistic regression, on test images where there are some; None where there is no curve."""
+    curves = learning_curve if isinstance(learning_curve, dict) else {}
+    for name in TITLES:
+        try:
+            curve = curves[name]
+            series, sizes = curve["series"]["logistic"], curve["labels_per_class"]
+            gain, error = figure(series["gain"]), figure(series["gain_error"])
+            if gain is not None and error is not None:
+                return Doubling(int(sizes[-2]), int(sizes[-1]), gain, error)
+        except (KeyError, IndexError, TypeError, ValueError):
+            continue
+    return None
+
+
+def sentence(found: Doubling) -> str:
+    """Plain words, which end in what to expect of more labels."""
+    step = f"Going from {found.fewer} to {found.more} labels per class"
+    points = f"{100 * abs(found.gain):.1f} points (standard error {100 * found.error:.1f})"
+    if abs(found.gain) > CLEAR * found.error:
+        verb = "raised" if found.gain > 0 else "lowered"
+        expect = (
+            "more labels are likely to help further"
+            if found.gain > 0
+            else "look for label errors before labeling more"
+        )
+        return f"{step} {verb} the accuracy by {points}: {expect}."
+    if CLEAR * found.error > VAGUE:
+        return f"{step} changed the accuracy by {points}: there are too few images to tell whether more help."
+    return f"{step} changed the accuracy by {points}: more labels of this kind are unlikely to help much."
+
+
+def learning_curve(files: RunFiles) -> str:
+    found = files.found("learning_curve")
+    curves = {title: found[name] for name, title in TITLES.items() if name in found}
+    if not curves:
+        least = found["least"]
+        return (
+            f"<p>That cannot be said yet: a learning curve needs at least {int(least)} labels per class, so"
+            " that some can be held out.</p>"
+        )
+    doubling = last_doubling(found)
+    words = f"<p><b>{esc(sentence(doubling))}</b></p>" if doubling else ""
+    parts = "".join(_panel(title, curve) for title, curve in curves.items())
+    return f"{words}{_explanation(files)}<div class=columns>{parts}</div>"
+
+
+def _explanation(files: RunFiles) -> str:
+    """What was measured, and what the figures may be trusted for."""
+    text = (
+        "Plain classifiers on the features of the backbone, each trained on a few labels per class and tested"
+        " on other images, for several random choices of the labels. Bars show the standard error. This run"
+        " itself was not trained again with fewer labels."
+    )
+    features = files.evaluation.get("features")
+    if isinstance(features, dict) and features.get("frozen") is False:
+        text += (
+            " Its backbone has seen all labels in training, so with few labels the curve is too high, and it"
+            " rises too little."
+        )
+    return f'<p class="dim">{esc(text)}</p>'
+
+
+def _panel(title: str, curve: dict[str, Any]) -> str:
+    sizes = [int(size) for size in curve["labels_per_class"]]
+    series = {
+        NAMES[name]: [
+            (size, 100 * float(value), 100 * float(error))
+            for size, value, error in zip(sizes, found["accuracy"], found["error"], strict=True)
+        ]
+        for name, found in curve["series"].items()
+        if name in NAMES
+    }
+    if not series:
+        raise MissingError("evaluation.json names no classifier in its learning curve")
+    chart = error_chart(series, x_label="labels per class", y_label="accuracy, %")
+    rows = [
+        [f"{size:,}", *(f"{points[i][1]:.1f} ± {points[i][2]:.1f}" for points in series.values())]
+        for i, size in enumerate(sizes)
+    ]
+    about = f"{int(curve['images']):,} images, {int(curve['draws'])} choices of labels"
+    return (
+        f"<div><h3>{esc(title)}</h3><figure>{chart}</figure>{table(['labels per class', *series], rows)}"
+        f'<p class="dim">{esc(about)}</p></div>'
+    )

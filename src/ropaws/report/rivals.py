@@ -1,0 +1,189 @@
+"""The run against simpler classifiers, in rows and in words: also where it loses."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ropaws.report.page import esc, percent, table
+from ropaws.report.run_files import MissingError, RunFiles, figure
+from ropaws.runs.layout import FINETUNE_RESULTS, LINEAR_RESULTS
+
+ON_FEATURES = {
+    "logistic": "logistic regression on the backbone's features",
+    "soft_nn": "soft nearest neighbors on the backbone's features, without training",
+}
+ON_EMBEDDING = {
+    "knn": "k-NN on its embedding",
+    "logistic": "logistic regression on its embedding",
+    "sskde": "SSKDE on its embedding",
+}
+SUPERVISED = "supervised baseline: the same network and steps, labeled images alone"
+CLEAR = 2.0  # standard errors from which on a difference is taken for one
+
+
+class Row(NamedTuple):
+    """One classifier; what is not known is None."""
+
+    name: str
+    accuracy: float | None
+    auroc: float | None = None
+    error: float | None = None  # standard error of the accuracy
+
+
+class OnFeatures(NamedTuple):
+    """The run beside logistic regression on the features of its backbone."""
+
+    on: str  # "test" or "labels"
+    images: int
+    frozen: bool
+    own: Row
+    logistic: Row
+    gain: float  # accuracy of the run minus that of logistic regression
+    error: float  # standard error of the gain
+
+    @property
+    def is_clear(self) -> bool:
+        return abs(self.gain) > CLEAR * self.error
+
+
+def on_features(evaluation: Mapping[str, Any]) -> OnFeatures | None:
+    """From evaluation.json; None where it has no such figures, or damaged ones."""
+    found = evaluation.get("features")
+    if not isinstance(found, dict) or found.get("on") not in ("test", "labels"):
+        return None
+    own, logistic = _row("this run", found.get("own")), _row(ON_FEATURES["logistic"], found.get("logistic"))
+    numbers = [figure(found.get(name)) for name in ("images", "gain", "gain_error")]
+    if None in (own.accuracy, own.error, logistic.accuracy, logistic.error, *numbers):
+        return None
+    images, gain, error = (number or 0.0 for number in numbers)
+    return OnFeatures(found["on"], int(images), found.get("frozen") is True, own, logistic, gain, error)
+
+
+def _row(name: str, found: object) -> Row:
+    values = found if isinstance(found, dict) else {}
+    return Row(name, *(figure(values.get(key)) for key in ("accuracy", "auroc", "error")))
+
+
+def on_tests(evaluation: Mapping[str, Any]) -> list[Row]:
+    """The run and the classifiers that `ropaws evaluate` compares it with, on test images; the run first."""
+    own = figure(evaluation.get("accuracy"))
+    if own is None:
+        return []
+    rows = [Row("this run", own, figure(evaluation.get("auroc")))]
+    features, embedding = (_object(evaluation.get(name)) for name in ("features", "baselines"))
+    if features.get("on") == "test":
+        rows += [_row(words, features.get(name)) for name, words in ON_FEATURES.items()]
+    rows += [Row(words, figure(embedding.get(name))) for name, words in ON_EMBEDDING.items()]
+    return [row for row in rows if row.accuracy is not None]
+
+
+def on_labels(evaluation: Mapping[str, Any]) -> list[Row]:
+    """The same on labeled images that were held out, where there are no test images."""
+    features = _object(evaluation.get("features"))
+    if features.get("on") != "labels":
+        return []
+    names = {"own": "this run", **ON_FEATURES}
+    return [
+        row
+        for row in (_row(words, features.get(name)) for name, words in names.items())
+        if row.accuracy is not None
+    ]
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def sentence(found: OnFeatures) -> str:
+    """How logistic regression does beside the run, in plain words."""
+    return _on_tests_sentence(found) if found.on == "test" else _on_labels_sentence(found)
+
+
+def _on_tests_sentence(found: OnFeatures) -> str:
+    name, points = "Logistic regression on the backbone's features", f"{100 * abs(found.gain):.1f}"
+    accuracy = f"{found.logistic.accuracy:.1%}"
+    if not found.is_clear:
+        told = f"{name} is level with this run: {accuracy} on the same images."
+    elif found.gain > 0:
+        told = f"{name} gets {accuracy}, {points} points less than this run."
+    else:
+        told = f"{name} does better: {accuracy}, {points} points more than this run."
+    own, theirs = found.own.auroc, found.logistic.auroc
+    if own is not None and theirs is not None:
+        told += (
+            f" At telling out-of-class images apart this run has an AUROC of {own:.1%}, logistic regression"
+            f" {theirs:.1%}."
+        )
+    return told
+
+
+def _on_labels_sentence(found: OnFeatures) -> str:
+    own, theirs = (
+        f"{row.accuracy:.0%} (standard error {100 * (row.error or 0):.0f})"
+        for row in (found.own, found.logistic)
+    )
+    told = (
+        f"Of {found.images:,} labeled images that were held out in turn, this run classifies {own} correctly,"
+        f" logistic regression on the backbone's features {theirs}."
+    )
+    if found.is_clear and found.gain < 0:
+        return f"{told} So logistic regression does better, although training has seen these labels."
+    whose = "the figure of this run is" if found.frozen else "both figures are"
+    return f"{told} Training has seen these labels, so {whose} likely too high."
+
+
+def comparison(files: RunFiles) -> str:
+    """This run against plain classifiers, and against the supervised baseline."""
+    evaluation = files.evaluation
+    found = on_features(evaluation)
+    words = f"<p>{esc(sentence(found))}</p>" if found else ""
+    rows = on_tests(evaluation)
+    if rows:
+        return words + _table_on_tests(files, rows) + _hint(files)
+    rows = on_labels(evaluation)
+    if not rows:
+        raise MissingError(
+            "there is nothing to compare on: the data has no test images, and no class has two labels, or"
+            f" `ropaws evaluate {files.run}` has not been run with this version"
+        )
+    shown = [
+        [row.name, f"{percent(row.accuracy)} ± {percent(row.error)}", _gain(row, rows[0])] for row in rows
+    ]
+    head = ["classifier", "accuracy on held-out labels, % ± standard error", "against this run"]
+    return words + table(head, shown, own=0)
+
+
+def _table_on_tests(files: RunFiles, rows: list[Row]) -> str:
+    fixed = [row for row in files.evaluation.get("propagation", []) if row["iterations"] is None]
+    more = [Row("this run, with label propagation among the test images", row["accuracy"]) for row in fixed]
+    rows = [rows[0], *more, *rows[1:]]
+    for name, words in (
+        (FINETUNE_RESULTS, "this run, fine-tuned"),
+        (LINEAR_RESULTS, "linear probe on its features"),
+    ):
+        try:
+            results = files.read(name)
+            rows.append(Row(words, results["accuracy"], results.get("auroc")))
+        except (MissingError, KeyError):
+            continue
+    if files.supervised and "accuracy" in files.supervised:
+        rows.append(Row(SUPERVISED, files.supervised["accuracy"], files.supervised.get("auroc")))
+    has_auroc = any(row.auroc is not None for row in rows)
+    shown = [
+        [row.name, percent(row.accuracy), _gain(row, rows[0]), *([percent(row.auroc)] if has_auroc else [])]
+        for row in rows
+    ]
+    head = ["classifier", "accuracy, %", "against this run", *(["AUROC, %"] if has_auroc else [])]
+    return table(head, shown, own=0)
+
+
+def _gain(row: Row, own: Row) -> str:
+    return "" if row is own else f"{100 * ((row.accuracy or 0) - (own.accuracy or 0)):+.1f}"
+
+
+def _hint(files: RunFiles) -> str:
+    if files.supervised is not None or files.is_supervised:
+        return ""
+    return (
+        '<p class="dim">The supervised baseline was not trained yet:'
+        f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> trains it.</p>"
+    )
