@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from ropaws.data.corpus import Images
+from ropaws.data.features import Features
 from ropaws.evaluation.neighbors import nearest
 from ropaws.evaluation.projection import tsne
 from ropaws.runs.atomic import read_json, write_json
@@ -187,6 +188,8 @@ def _thumbnails(run: Run, wanted: set[str]) -> dict[str, str]:
     corpus = run.corpus
     found: dict[str, str] = {}
     for part, images in (("train", corpus.train_images), ("test", corpus.test_images)):
+        if isinstance(images, Features):  # nothing to see
+            continue
         numbers = (int(key.split("/")[1]) for key in wanted if key.startswith(f"{part}/"))
         places = sorted(number for number in numbers if 0 <= number < len(images))
         for start in range(0, len(places), 256):

@@ -1,6 +1,7 @@
 """`ropaws predict`."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from rich.table import Table
 
 from ropaws.cli.parsing import parse
 from ropaws.cli.runs import run_of
+from ropaws.data.datasets.feature_file import FeatureTable
+from ropaws.data.files.decoding import ImageRef
 from ropaws.data.files.listing import list_unlabeled, merge
 from ropaws.prediction.export import PredictSettings, check_target, label_files
-from ropaws.prediction.predict import Predictor
+from ropaws.prediction.predict import Predictor, feature_table
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Predict:
     run: tyro.conf.Positional[Path]
     """A run folder."""
     sources: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders, searched recursively, images, tables of paths, .npz files, or saved datasets."""
+    """Folders, searched recursively, images, tables of paths, .npz files, or saved datasets. For a run on
+    features, or on a frozen backbone: one .npz or .npy file of features."""
     out: Path
     """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it."""
     threshold: float | None = None
@@ -45,6 +49,16 @@ class Predict:
     """Where to compute; by default as the run was trained."""
 
 
+def _listed(sources: Sequence[Path]) -> Sequence[ImageRef] | FeatureTable:
+    tables = [feature_table(source) for source in sources]
+    if any(table is not None for table in tables):
+        if len(tables) > 1:
+            raise ValueError("one file of features at a time: give each its own --out")
+        assert tables[0] is not None
+        return tables[0]
+    return merge([list_unlabeled(source) for source in sources]).images
+
+
 def predict(arguments: list[str]) -> None:
     command = parse(Predict, "predict", arguments)
     if command.top is not None and command.top < 1:
@@ -60,7 +74,7 @@ def predict(arguments: list[str]) -> None:
         move=command.move_to is not None,
     )
     check_target(command.out)
-    images = merge([list_unlabeled(source) for source in command.sources]).images
+    images = _listed(command.sources)
     run = run_of(command.run, command.method, device=command.device)
     predictor = Predictor(run, threshold=command.threshold, propagate=command.propagate)
     summary = label_files(predictor, images, settings, Console(stderr=True))

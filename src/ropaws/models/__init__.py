@@ -97,8 +97,6 @@ class ModelConfig:
             raise ValueError(
                 f"model.frozen_views must be from 0 to {MOST_FROZEN_VIEWS}, got {self.frozen_views}"
             )
-        if self.backbone == FEATURES and self.init is not None:
-            raise ValueError(f"model.init: backbone {FEATURES} has no weights to start from; leave it out")
         if self.init_projection and self.init in (None, PRETRAINED):
             raise ValueError("model.init_projection needs the weights of another run as model.init")
         if self.frozen and self.init is None and self.backbone != FEATURES:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ropaws.data.datasets.feature_file import FeatureTable
 from ropaws.data.files.decoding import ImageRef
 from ropaws.prediction.predict import Prediction, Predictor, Unreadable, predict_files
 from ropaws.runs.atomic import replacing, write_json
@@ -47,10 +48,14 @@ class Summary:
 
 
 def label_files(
-    predictor: Predictor, images: Sequence[ImageRef], settings: PredictSettings, console: Console
+    predictor: Predictor,
+    images: Sequence[ImageRef] | FeatureTable,
+    settings: PredictSettings,
+    console: Console,
 ) -> Summary:
     """Predict, write the table and its facts, and sort the files if asked. One batch is held at a time."""
-    rows_of_files = [image for image in images if not isinstance(image, Path)]
+    named = images.names if isinstance(images, FeatureTable) else images
+    rows_of_files = [image for image in named if not isinstance(image, Path)]
     if settings.sort_into is not None and rows_of_files:
         raise ValueError(f"--copy-to and --move-to sort files; {rows_of_files[0]} is not a file of its own")
     counts: Counter[str] = Counter()

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,16 +14,24 @@ from torch import Tensor
 
 from ropaws.batch import Outputs
 from ropaws.data import image_ops
+from ropaws.data.datasets.feature_file import (
+    FeatureTable,
+    check_feature_array,
+    is_feature_file,
+    read_feature_table,
+)
+from ropaws.data.features import FeatureRows
 from ropaws.data.files.decoding import ImageRef, UnreadableError, read_square, read_squares, square_of
 from ropaws.data.files.listing import list_unlabeled
 from ropaws.data.files.streaming import stack_squares
 from ropaws.evaluation.neighbors import Neighbors, nearest
+from ropaws.methods import encoder_of
 from ropaws.methods.propagation import held_out_in_domain, pool_posterior
 from ropaws.methods.soft_nn import kept_quantile
 from ropaws.runs.run import BATCH, Run, open_run
 
 ImageLike = Path | str | Image.Image | NDArray[np.uint8]
-ImageSource = Path | str | Iterable[ImageLike]
+ImageSource = Path | str | Iterable[ImageLike] | NDArray[np.floating[Any]]
 
 
 class Prediction(NamedTuple):
@@ -67,6 +75,11 @@ class Predictor:
 
     def look(self, squares: Tensor) -> Outputs:
         """What the method says of one batch.   squares (n, 3, size, size) uint8"""
+        if self.run.facts.feature_dims:
+            raise ValueError(
+                f"{self.run.path} was trained on features of {self.run.facts.feature_dims} dimensions; give"
+                " it an .npz or .npy file of such features, not images"
+            )
         if len(self.run.facts.normalize.mean) == 1:  # a run on grayscale images
             squares = image_ops.grayscale(squares.float()).round().to(torch.uint8)
         return self.run.outputs(squares)
@@ -126,13 +139,18 @@ class _Looked(NamedTuple):
 
 
 def predict_files(
-    predictor: Predictor, files: Sequence[ImageRef]
+    predictor: Predictor, files: Sequence[ImageRef] | FeatureTable
 ) -> Iterator[Prediction | Unreadable | None]:
     """Predictions. Without propagation one batch is in memory at a time. With it, the outputs of all
     images are, and None is yielded for each image that was looked at, to show progress.
     """
     looked: list[_Looked] = []
-    for batch in _look_at_files(predictor, files):
+    batches: Iterator[_Looked | Unreadable]
+    if isinstance(files, FeatureTable):
+        batches = _look_at_rows(predictor, files)
+    else:
+        batches = _look_at_files(predictor, files)
+    for batch in batches:
         if isinstance(batch, Unreadable):
             yield batch
         elif predictor.propagate:
@@ -164,11 +182,29 @@ def _look_at_files(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator[
         yield _look(predictor, squares, names)
 
 
+def _look_at_rows(predictor: Predictor, table: FeatureTable) -> Iterator["_Looked"]:
+    """Features of the kind that the run was trained on, or those of its frozen backbone."""
+    run = predictor.run
+    dims, own = encoder_of(run.model).feature_dims, table.features.shape[1]
+    if not run.config.model.frozen:
+        raise ValueError(f"{run.path} takes images, not features: it has trained its whole network")
+    if own != dims:
+        raise ValueError(f"{run.path} takes features of {dims} dimensions, got {own}; use the same backbone")
+    for rows in torch.arange(len(table)).split(BATCH):
+        part = table.features[rows]
+        digests = [hashlib.blake2b(row.numpy().tobytes(), digest_size=8).digest() for row in part]
+        names = [table.names[row] for row in rows.tolist()]
+        yield _Looked(names, run.outputs(FeatureRows(part)), _numbers(digests))
+
+
+def _numbers(digests: Sequence[bytes]) -> Tensor:
+    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
+
+
 def _look(predictor: Predictor, squares: Sequence[NDArray[np.uint8]], names: list[str]) -> _Looked:
     digests = [hashlib.blake2b(square.tobytes(), digest_size=8).digest() for square in squares]
-    keys = torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
     outputs = predictor.look(stack_squares(squares, predictor.run.config.data.image_size))
-    return _Looked(names, outputs, keys)
+    return _Looked(names, outputs, _numbers(digests))
 
 
 def predict(
@@ -184,7 +220,8 @@ def predict(
 
     Args:
         run: A run folder.
-        images: A folder or .npz file; or paths, Pillow images, arrays (h, w) or (h, w, 3) of uint8.
+        images: A folder or .npz file; or paths, Pillow images, arrays (h, w) or (h, w, 3) of uint8. Features
+            (n, d), as an array, .npz or .npy file, for runs on features or on a frozen backbone.
         threshold: In-domain probability below which an image is out-of-class; by default judged by the
             labeled images, each without itself.
         propagate: Let labels spread through all these images: better labels from a large pool.
@@ -207,6 +244,9 @@ def predict_images(
 ) -> list[Prediction]:
     """As predict."""
     predictor = Predictor(run, threshold=threshold, propagate=propagate)
+    if (table := feature_table(images)) is not None:
+        found = predict_files(predictor, table)
+        return [prediction for prediction in found if isinstance(prediction, Prediction)]
     if isinstance(images, Path | str):  # one image, or all of a folder
         listed = list_unlabeled(Path(images)).images
         images = [image if isinstance(image, Path) else image.open() for image in listed]
@@ -219,6 +259,17 @@ def predict_images(
         return []
     looked = _look(predictor, squares, names)
     return list(predictor.predictions(predictor.judge(looked.outputs, looked.keys), names))
+
+
+def feature_table(source: ImageSource) -> FeatureTable | None:
+    """The features of a file or array; None for images."""
+    if isinstance(source, Path | str):
+        path = Path(source)
+        return read_feature_table(path) if path.is_file() and is_feature_file(path) else None
+    if isinstance(source, np.ndarray) and source.ndim == 2 and source.dtype.kind == "f":
+        check_feature_array(source, "features")
+        return FeatureTable(FeatureRows(torch.from_numpy(source).float()), ("",) * len(source))
+    return None
 
 
 def _square(image: ImageLike, size: int) -> NDArray[np.uint8]:

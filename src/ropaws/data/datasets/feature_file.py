@@ -1,6 +1,7 @@
 """Features that a person brings, of any modality, in one .npz file."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,44 @@ def read_features(path: Path) -> Corpus:
     )
 
 
+@dataclass(frozen=True)
+class FeatureTable:
+    """Rows of features to label, and their names."""
+
+    features: FeatureRows
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def read_feature_table(path: Path) -> FeatureTable:
+    """An .npy array (n, d), or `features` (and `names`) of an .npz.
+
+    Raises:
+        ValueError: There is no such array, it has another shape, or is not finite.
+    """
+    if path.suffix.lower() == ".npy":
+        try:
+            features: NDArray[Any] = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path} is not a readable .npy file ({error}); write it again") from None
+        arrays: dict[str, NDArray[Any]] = {FEATURES: features}
+    else:
+        arrays = load_arrays(path)
+    if FEATURES not in arrays:
+        raise ValueError(f"{path} has no array {FEATURES!r}; it has {', '.join(arrays) or 'nothing'}")
+    check_feature_array(arrays[FEATURES], f"{path}: {FEATURES}")
+    count = len(arrays[FEATURES])
+    names = _row_names(arrays, count, path) or tuple(f"{path}#{row}" for row in range(count))
+    return FeatureTable(FeatureRows(_tensor(arrays[FEATURES])), names)
+
+
 def is_feature_file(path: Path) -> bool:
-    """Does an .npz file hold features, and not images?"""
-    return FEATURES in load_arrays(path)
+    """Does a file hold features, and not images: an .npy, or an .npz with that array?"""
+    if path.suffix.lower() == ".npz":
+        return FEATURES in load_arrays(path)
+    return path.suffix.lower() == ".npy"
 
 
 def check_feature_array(array: NDArray[Any], name: str, dims: int | None = None) -> None:
