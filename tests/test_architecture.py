@@ -19,7 +19,7 @@ LEVELS = (
     ("methods", "training"),
     ("config", "evaluation", "estimator"),
     ("recipes", "runs", "training.parts", "training.train"),
-    ("analysis", "prediction", "auto_config", "own_data"),
+    ("analysis", "auto_config", "prediction", "own_data"),
     ("bench",),
     ("cli", "__main__", "__init__"),
 )

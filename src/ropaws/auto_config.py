@@ -119,7 +119,7 @@ def _pretrained_model(backbone: str | None, init: Path | None) -> ModelConfig | 
 
 def _frozen(files: ImageFiles, data: DataConfig, gpu: bool, device: str, model: ModelConfig) -> Choice:
     """Settings of a head on frozen features."""
-    view, image_size, why_size = _pretrained_view(files.train, gpu, model)
+    view, image_size, why_size = pretrained_view(files.train, gpu, model)
     labels = Counter(label for label in files.train.labels if label is not None)
     config, why_support = _head_settings(list(labels.values()), len(files.train.images), device)
     config = dataclasses.replace(
@@ -185,7 +185,7 @@ def _why_steps(config: RunConfig) -> str:
     return f"{config.train.steps} steps of {config.train.batch}: features are good from the start"
 
 
-def _pretrained_view(train: Listing, gpu: bool, model: ModelConfig) -> tuple[AugmentConfig, int, str]:
+def pretrained_view(train: Listing, gpu: bool, model: ModelConfig) -> tuple[AugmentConfig, int, str]:
     """Views as the weights expect them, pixels to which files are decoded, and the reason."""
     sides = _sides(train)
     typical, largest = statistics.median(sides), sorted(sides)[int(0.9 * (len(sides) - 1))]

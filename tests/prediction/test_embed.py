@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 import ropaws
+from ropaws.auto_config import fit_settings
 from ropaws.cli.main import main
 from ropaws.data.augment import center_view
 from ropaws.data.files.decoding import read_square
@@ -174,9 +175,20 @@ def test_bad_arguments_are_one_line(photos, monkeypatch, capsys, arguments, word
     assert not (photos / "f.npz").exists()
 
 
-def test_weights_of_unknown_size_need_one(photos, weights, quick):
-    with pytest.raises(ValueError, match=r"size: what the weights .*small\.pth were trained with"):
-        ropaws.embed(photos / "pool", **(quick | {"size": None}))
+def test_the_size_is_that_of_a_run_on_these_images(photos, weights, tmp_path):
+    for settings in ({"init": weights}, {"views": 0}):  # a network of one's own, and efficientnet-lite0
+        found = ropaws.embed(labeled=photos / "labeled", cache=tmp_path, console=QUIET, **settings)
+        choice = fit_settings(photos / "labeled", (), init=settings.get("init"))
+        assert found.facts["size"] == choice.config.augment.size
+        assert found.facts["interpolation"] == choice.config.augment.interpolation
+
+
+def test_a_run_trains_on_the_file(photos, weights, tmp_path):
+    command(photos, weights, tmp_path, "--test", photos / "test")
+    run = tmp_path / "run"
+    main(["train", "--features", str(tmp_path / "f.npz"), "--out", str(run), "--train.steps", "20"])
+    assert ropaws.Run(run).class_names == ("block", "columns", "rows")
+    assert ropaws.evaluate(run)["accuracy"] > 0.5
 
 
 def test_a_full_disk_is_named_before_anything_is_written(photos, quick, tmp_path, monkeypatch):

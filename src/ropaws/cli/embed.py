@@ -7,8 +7,8 @@ import tyro
 from rich.console import Console
 
 from ropaws.cli.parsing import parse
+from ropaws.models import PRETRAINED
 from ropaws.prediction.embed import (
-    PRETRAINED,
     Embedded,
     Embedder,
     EmbedSettings,
@@ -39,7 +39,7 @@ class Embed:
     views: int = 4
     """Random views of each image, besides the center view; test images have none."""
     size: int | None = None
-    """Pixels per side of a view; by default what the weights expect, but less on a CPU."""
+    """Pixels per side of a view; by default as `ropaws train` chooses it."""
     cache: Path | None = None
     """Folder that keeps features for later; by default ~/.cache/ropaws/features."""
     device: str = "auto"
@@ -61,7 +61,7 @@ def embed(arguments: list[str]) -> None:
     listing = list_sources(command.sources, command.labeled)
     test_listing = list_sources((), command.test) if command.test else None
     console = Console(stderr=True)
-    embedder = Embedder(settings, console)
+    embedder = Embedder(settings, listing, console)
     found = embedder.embed(listing)
     tested = None if test_listing is None else embedder.embed(test_listing, views=0)
     found.save(command.out, test=tested)

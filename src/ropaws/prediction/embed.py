@@ -5,7 +5,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +16,31 @@ from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
 
-from ropaws.data.augment import AugmentConfig
+from ropaws.auto_config import pretrained_view
 from ropaws.data.corpus import measure_normalization
+from ropaws.data.datasets.feature_file import FEATURES, LABELS, NAMES, VIEWS
 from ropaws.data.features import Features
 from ropaws.data.files.listing import Listing, list_labeled, list_unlabeled, merge
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.sources import DataConfig
 from ropaws.models import (
-    LITE,
+    PRETRAINED,
     ModelConfig,
     build_encoder,
     check_model,
-    efficientnet_lite,
     load_init,
     pretrained_normalization,
     recognize_backbone,
 )
 from ropaws.models.encoder import Encoder
-from ropaws.models.timm_backbone import TIMM, PretrainedInput, timm_input, timm_weights
+from ropaws.models.timm_backbone import TIMM, timm_weights
 from ropaws.prediction.predict import Unreadable
 from ropaws.runs.atomic import replacing, write_json
 from ropaws.runs.embedding import Embedding, embed_images
 from ropaws.training.hardware import choose_device, choose_precision, half_type
 from ropaws.training.progress import watch_files
 
-PRETRAINED = Path("pretrained")
 SIZES = (8, 3584)  # pixels per side of a view, at least and at most
-CPU_SIZE = 160  # of efficientnet-lite0 by default: half the time of 224
 MOST_VIEWS = 64
 BLOCK = 1024  # images whose features are read and written at a time
 
@@ -104,12 +102,12 @@ class Embedded:
 
     def _write_to(self, archive: zipfile.ZipFile, prefix: str = "") -> None:
         count, dims = len(self), self.rows.shape[1]
-        _stream(archive, f"{prefix}features", (count, dims), self._blocks(self.rows.__getitem__))
+        _stream(archive, prefix + FEATURES, (count, dims), self._blocks(self.rows.__getitem__))
         if self.facts["views"]:
             shape = (count, int(self.facts["views"]), dims)
-            _stream(archive, f"{prefix}views", shape, self._blocks(self.rows.views))
-        _write(archive, f"{prefix}labels", np.array(self.labels, dtype=np.str_))
-        _write(archive, f"{prefix}names", np.array(self.names, dtype=np.str_))
+            _stream(archive, prefix + VIEWS, shape, self._blocks(self.rows.views))
+        _write(archive, prefix + LABELS, np.array(self.labels, dtype=np.str_))
+        _write(archive, prefix + NAMES, np.array(self.names, dtype=np.str_))
 
     def _blocks(self, read: Callable[[Tensor], Tensor]) -> Iterator[NDArray[np.float16]]:
         for part in self.kept.split(BLOCK):
@@ -154,7 +152,7 @@ def embed(
 ) -> Embedded:
     """Compute the features of images with a pretrained network, in a center view and in random views.
 
-    Features that a run or an earlier call has computed are taken from the cache.
+    Features that an earlier call has computed are taken from the cache.
 
     Args:
         sources: Folders, searched recursively, images, tables of paths, .npz files, saved datasets.
@@ -162,7 +160,7 @@ def embed(
         backbone: The network: efficientnet-lite0 (by default), timm:NAME, or one that fits init.
         init: Its weights: "pretrained", or a file.
         views: Random views of each image.
-        size: Pixels per side of a view; by default what the weights expect, but less on a CPU.
+        size: Pixels per side of a view; by default as `ropaws train` chooses it.
         cache: Folder that keeps features; by default ~/.cache/ropaws/features.
         device: Where to compute.
         console: Where progress goes; standard error by default.
@@ -183,7 +181,7 @@ def embed(
         device=device,
     )
     listing = list_sources(_paths(sources), _paths(labeled))
-    return Embedder(settings, console or Console(stderr=True)).embed(listing)
+    return Embedder(settings, listing, console or Console(stderr=True)).embed(listing)
 
 
 def _paths(sources: Path | str | Sequence[Path | str]) -> list[Path]:
@@ -222,27 +220,36 @@ class EmbedSettings:
 
 
 class Embedder:
-    """A pretrained network made ready for images."""
+    """A pretrained network made ready for images.
 
-    def __init__(self, settings: EmbedSettings, console: Console) -> None:
+    Args:
+        settings: The network and its views.
+        listing: The first images. As in `ropaws train`, the size of views follows from them; and the
+            normalization, where the weights do not say which one they expect.
+        console: Where progress goes.
+    """
+
+    def __init__(self, settings: EmbedSettings, listing: Listing, console: Console) -> None:
         self.settings = settings
         self.console = console
         self.device = choose_device(settings.device)
         self.config = settings.model()
-        self.expected = _expected_input(self.config)
-        self.size = settings.size or _default_size(self.config, self.expected, self.device)
-        self.image_size = round(self.size * 8 / 7)  # to which files are decoded
-        # Where the weights say nothing of it, the first images decide, for all that follow.
-        self.normalize = pretrained_normalization(self.config, channels=3)
+        self.view, self.image_size, _ = pretrained_view(listing, self.device.type != "cpu", self.config)
+        if settings.size is not None:
+            self.view, self.image_size = replace(self.view, size=settings.size), round(settings.size * 8 / 7)
+        normalize = pretrained_normalization(self.config, channels=3)
+        self.normalize = normalize or measure_normalization(ImageStack(listing.images, self.image_size))
 
     def embed(self, listing: Listing, *, views: int | None = None) -> Embedded:
         """Features of these images. views: instead of those of the settings."""
-        views = self.settings.views if views is None else views
         stack = ImageStack(listing.images, self.image_size)
-        if self.normalize is None:
-            self.normalize = measure_normalization(stack)
         embedding = Embedding(
-            self._encoder, self.config.backbone, self._view, views, self.normalize, self.image_size
+            self._encoder,
+            self.config.backbone,
+            self.view,
+            self.settings.views if views is None else views,
+            self.normalize,
+            self.image_size,
         )
         found = embed_images(
             stack, embedding, self._data(len(stack)), watch=watch_files(self.console), warn=self.console.print
@@ -270,37 +277,11 @@ class Embedder:
         load_init(encoder, self.config, channels=3)
         return encoder.to(self.device).eval()
 
-    @property
-    def _view(self) -> AugmentConfig:
-        interpolation = "bilinear" if self.expected is None else self.expected.interpolation
-        return AugmentConfig(
-            size=self.size, scale=(0.5, 1.0), solarize=0.0, equalize=0.0, interpolation=interpolation
-        )
-
     def _data(self, images: int) -> DataConfig:
         """Who asks for these features has room for them: the cache grows as far as they need."""
         each = 64 + 2 * (self.settings.views + 1) * self._encoder.feature_dims
         room = max(DataConfig().cache_gb, images * each / 2**30)
         return DataConfig(feature_cache=self.settings.cache, cache_gb=room)
-
-
-def _expected_input(config: ModelConfig) -> PretrainedInput | None:
-    """None where only who trained the weights knows."""
-    if config.backbone.startswith(TIMM):
-        return timm_input(config.backbone.removeprefix(TIMM))
-    if config.backbone == LITE:
-        return PretrainedInput(efficientnet_lite.SIZE, efficientnet_lite.INTERPOLATION)
-    return None
-
-
-def _default_size(config: ModelConfig, expected: PretrainedInput | None, device: torch.device) -> int:
-    if expected is None:
-        raise ValueError(
-            f"size: what the weights {config.init} were trained with is not known; give it, such as 224"
-        )
-    if config.backbone == LITE and device.type == "cpu":
-        return min(CPU_SIZE, expected.size)
-    return expected.size
 
 
 def _facts(config: ModelConfig, embedding: Embedding) -> dict[str, Any]:
