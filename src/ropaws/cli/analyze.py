@@ -114,7 +114,7 @@ def _show_rivals(console: Console, results: Mapping[str, Any]) -> None:
         console.print(text_table("On labels that were held out in turn", head, cells))
     if (found := rivals.on_features(results)) is not None:
         print(rivals.sentence(found))
-    if (doubling := learning.last_doubling(results.get("learning_curve"))) is not None:
+    if (doubling := learning.last_doubling(results)) is not None:
         print(learning.sentence(doubling))
 
 
@@ -126,8 +126,8 @@ def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
             f" (in-domain probability below {pool['threshold']:.2f})."
         )
         if (share := pool.get("in_class_share")) is not None:
-            low, high = (f"{100 * share[name]:.0f}" for name in ("low", "high"))
-            print(f"About {share['estimate']:.0%} ({low} to {high} %) of the pool belongs to your classes.")
+            ends = f"{100 * share['low']:.0f} to {share['high']:.0%}"
+            print(f"About {share['estimate']:.0%} ({ends}) of the pool belongs to your classes.")
         if "accuracy" in pool:
             print(f"Of {pool['known']:,} whose true class is known, {percent(pool['accuracy'])} get it.")
     if results.get("label_errors") and shown["labels"]:

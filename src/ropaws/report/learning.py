@@ -1,5 +1,6 @@
 """The section that says whether more labels would help."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ropaws.report.charts import error_chart
@@ -19,18 +20,21 @@ class Doubling(NamedTuple):
     more: int
     gain: float
     error: float
+    frozen: bool  # the features have not seen the labels
 
 
-def last_doubling(learning_curve: object) -> Doubling | None:
+def last_doubling(evaluation: Mapping[str, Any]) -> Doubling | None:
     """Of logistic regression, on test images where there are some; None where there is no curve."""
-    curves = learning_curve if isinstance(learning_curve, dict) else {}
+    found, features = evaluation.get("learning_curve"), evaluation.get("features")
+    curves = found if isinstance(found, dict) else {}
+    frozen = isinstance(features, dict) and features.get("frozen") is True
     for name in TITLES:
         try:
             curve = curves[name]
             series, sizes = curve["series"]["logistic"], curve["labels_per_class"]
             gain, error = figure(series["gain"]), figure(series["gain_error"])
             if gain is not None and error is not None:
-                return Doubling(int(sizes[-2]), int(sizes[-1]), gain, error)
+                return Doubling(int(sizes[-2]), int(sizes[-1]), gain, error, frozen)
         except (KeyError, IndexError, TypeError, ValueError):
             continue
     return None
@@ -38,19 +42,23 @@ def last_doubling(learning_curve: object) -> Doubling | None:
 
 def sentence(found: Doubling) -> str:
     """Plain words, which end in what to expect of more labels."""
-    step = f"Going from {found.fewer} to {found.more} labels per class"
-    points = f"{100 * abs(found.gain):.1f} points (standard error {100 * found.error:.1f})"
-    if abs(found.gain) > CLEAR * found.error:
-        verb = "raised" if found.gain > 0 else "lowered"
-        expect = (
-            "more labels are likely to help further"
-            if found.gain > 0
-            else "look for label errors before labeling more"
-        )
-        return f"{step} {verb} the accuracy by {points}: {expect}."
+    verb = "lowered" if found.gain < 0 else "raised"
+    told = (
+        f"Going from {found.fewer} to {found.more} labels per class {verb} the accuracy by"
+        f" {100 * abs(found.gain):.1f} points (standard error {100 * found.error:.1f})"
+    )
+    if found.gain > CLEAR * found.error:
+        return f"{told}: more labels are likely to help further."
+    if found.gain < -CLEAR * found.error:
+        return f"{told}: look for label errors before labeling more."
     if CLEAR * found.error > VAGUE:
-        return f"{step} changed the accuracy by {points}: there are too few images to tell whether more help."
-    return f"{step} changed the accuracy by {points}: more labels of this kind are unlikely to help much."
+        return f"{told}: there are too few images to tell whether more labels help."
+    if found.frozen:
+        return f"{told}: more labels of this kind are unlikely to help much."
+    # Features that were trained on all labels know the classes, however few of them are learned from.
+    return (
+        f"{told}: the backbone has learned from all labels already, so this does not say whether more help."
+    )
 
 
 def learning_curve(files: RunFiles) -> str:
@@ -62,7 +70,7 @@ def learning_curve(files: RunFiles) -> str:
             f"<p>That cannot be said yet: a learning curve needs at least {int(least)} labels per class, so"
             " that some can be held out.</p>"
         )
-    doubling = last_doubling(found)
+    doubling = last_doubling(files.evaluation)
     words = f"<p><b>{esc(sentence(doubling))}</b></p>" if doubling else ""
     parts = "".join(_panel(title, curve) for title, curve in curves.items())
     return f"{words}{_explanation(files)}<div class=columns>{parts}</div>"

@@ -9,7 +9,7 @@ from ropaws.runs.layout import FINETUNE_RESULTS, LINEAR_RESULTS
 
 ON_FEATURES = {
     "logistic": "logistic regression on the backbone's features",
-    "soft_nn": "soft nearest neighbors on the backbone's features, without training",
+    "soft_nn": "soft nearest neighbors on the backbone's features",
 }
 ON_EMBEDDING = {
     "knn": "k-NN on its embedding",

@@ -29,7 +29,7 @@ def key_figures(files: RunFiles) -> str:
         (evaluation.get("confidence_out"), "mean confidence out-of-class"),
         *_held_out_cards(files),
         (share.estimate if share else None, f"of the pool belongs to your classes ({share})"),
-        (pool.get("out_of_class"), "of the pool looks out-of-class"),
+        (None if share else pool.get("out_of_class"), "of the pool looks out-of-class"),
         (pool.get("accuracy"), "pseudo-labels right on the pool"),
     ]
     shown = [(value, words) for value, words in cards if value is not None]

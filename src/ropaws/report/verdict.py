@@ -17,7 +17,7 @@ class Share(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        return f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
+        return f"{100 * self.low:.0f} to {self.high:.0%}"
 
 
 def verdict(files: RunFiles) -> str:
@@ -117,7 +117,7 @@ def _pool_sentence(files: RunFiles) -> str:
         outside, truly = figure(pool["out_of_class"]), figure(pool.get("truly_out_of_class"))
         share = share_of(files)
         if share is not None:
-            sentence = f"About {100 * share.estimate:.0f} % ({share}) of the pool belongs to your classes"
+            sentence = f"About {share.estimate:.0%} ({share}) of the pool belongs to your classes"
             sentence += f"; {1 - truly:.0%} truly does." if truly is not None else "."
         elif outside is not None:
             sentence = f"{outside:.0%} of the pool looks out-of-class"
