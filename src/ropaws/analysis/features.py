@@ -8,18 +8,14 @@ import torch
 from torch import Tensor
 
 from ropaws.analysis.results import CurveFigures, Evaluation, LearningCurve, Rival
-from ropaws.data.augment import center_view
-from ropaws.data.corpus import Images
-from ropaws.data.features import features_of
 from ropaws.evaluation.held_out import centered, held_out, logistic, soft_nn
 from ropaws.evaluation.learning_curve import LEAST, Curve, curve_on_tests, learning_curve
 from ropaws.evaluation.logistic import fit_logistic
 from ropaws.evaluation.ood import detection
 from ropaws.evaluation.uncertainty import Measured, accuracy, difference
-from ropaws.methods.method import encoder_of
 from ropaws.methods.soft_nn import max_similarity
 from ropaws.runs.facts import model_digest
-from ropaws.runs.run import BATCH, Run
+from ropaws.runs.run import Run
 
 MOST_LABELS, MOST_WORK = 10_000, 500_000  # labels, and labels times classes, that take minutes at most
 TESTS, CURVE_TESTS = 20_000, 2_000  # test images that are looked at, at most
@@ -43,35 +39,16 @@ def compare_on_features(run: Run, results: Evaluation) -> dict[str, Any]:
             f"logistic regression on the features of {len(labels):,} labels of {classes:,} classes would"
             " take hours"
         )
-    labeled = backbone_features(run, run.corpus.train_images, run.facts.split.indices)
+    labeled = run.features(run.corpus.train_images, run.facts.split.indices)
     chosen = _tests(run)
-    tests = backbone_features(run, run.corpus.test_images, chosen)
+    tests = run.features(run.corpus.test_images, chosen) if len(chosen) else labeled[:0]
     found: dict[str, Any] = {"made_from": made_from, "dims": labeled.shape[1]}
-    found["frozen"] = bool(getattr(run.config.model, "frozen", False))
+    found["frozen"] = run.config.model.frozen
     if (run.test.labels[chosen] >= 0).any():
         found |= _on_tests(run, labeled, tests, chosen)
     elif int(torch.bincount(labels).max()) > 1:
         found |= _on_labels(run, labeled)
     return {"features": found, "learning_curve": _learning_curve(run, labeled, tests, chosen)}
-
-
-@torch.no_grad()
-def backbone_features(run: Run, images: Images, indices: Tensor) -> Tensor:
-    """What the backbone says of the center views of images.   indices (m,)  ->  (m, feature_dims) on the CPU
-
-    Features that are known already are not computed again.
-    """
-    known = features_of(images)
-    if known is not None:
-        return known[indices].float()
-    encoder = encoder_of(run.model)
-    device, size = next(run.model.parameters()).device, run.config.augment.size
-    parts = [
-        encoder.features(center_view(images[part].to(device), size, run.facts.normalize)).cpu().float()
-        for part in indices.split(BATCH)
-        if len(part)
-    ]
-    return torch.cat(parts) if parts else torch.empty(0, encoder.feature_dims)
 
 
 def _made_from(results: Evaluation) -> object:
@@ -82,7 +59,7 @@ def _made_from(results: Evaluation) -> object:
 def _fingerprint(run: Run) -> str:
     """Of the model, the labels and the tests; needs no images."""
     state = hashlib.blake2b(digest_size=16)
-    state.update(f"{VERSION} {model_digest(run.path)} {run.facts.digest} {run.kernel}".encode())
+    state.update(f"{VERSION} {model_digest(run.path)} {run.facts.digest} {run.kernel.temperature}".encode())
     for values in (run.support.labels, run.test.labels, run.test.outputs.probs, run.test.outputs.score):
         state.update(values.contiguous().numpy().tobytes())
     return state.hexdigest()
