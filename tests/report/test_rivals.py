@@ -112,7 +112,8 @@ def test_without_out_of_class_tests_there_is_no_auroc(files):
     [
         (on_labels(), "Training has seen these labels, so the figure of this run is likely too high."),
         (on_labels(frozen=False), "Training has seen these labels, so both figures are likely too high."),
-        (on_labels(0.8, 0.8), "the figure of this run is likely too high."),
+        (on_labels(0.8, 0.8), "With so few images that is no clear difference. Training has seen"),
+        (on_labels(0.7, 0.9, 0.2), "no clear difference. Training has seen these labels"),
         (
             on_labels(0.7, 0.9),
             "So logistic regression does better, although training has seen these labels.",

@@ -127,6 +127,8 @@ def _on_labels_sentence(found: OnFeatures) -> str:
     )
     if found.is_clear and found.gain < 0:
         return f"{told} So logistic regression does better, although training has seen these labels."
+    if not found.is_clear:
+        told += " With so few images that is no clear difference."
     whose = "the figure of this run is" if found.frozen else "both figures are"
     return f"{told} Training has seen these labels, so {whose} likely too high."
 
