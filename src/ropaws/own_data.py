@@ -99,9 +99,16 @@ def train_chosen(
     if choice.first is not None:
         first = replace(
             choice.first,
+            method=config.method,
             data=config.data,
             augment=config.augment,
-            train=replace(choice.first.train, seed=config.train.seed, device=config.train.device),
+            support=config.support,
+            train=replace(
+                choice.first.train,
+                seed=config.train.seed,
+                device=config.train.device,
+                precision=config.train.precision,
+            ),
         )
         corpus = _frozen_stage(first, out / FROZEN, choice, console).corpus
         init = (out / FROZEN / MODEL).absolute()

@@ -101,19 +101,19 @@ class FeatureStore:
         with replacing(self.folder / f"{name}{SUFFIX}") as temporary:
             save_file({"keys": keys, "rows": rows}, temporary, metadata=metadata)
 
-    def make_room(self, images: int, missing: int) -> None:
-        """Drop the segments that were not used for longest, until the missing images fit too.
-
-        Raises:
-            ValueError: The images of this run alone are more than the cache may hold.
-        """
-        each = KEY + 2 * self.shape[0] * self.shape[1]
+    def check_room(self, images: int) -> None:
+        """Raise an error if the images of this run alone are more than the cache may hold."""
+        each = self._bytes_each
         if images * each > self.limit:
             need, room = images * each / 2**30, self.limit / 2**30
             raise ValueError(
                 f"the features of {images:,} images in {self.shape[0]} views each take {need:.1f} GB, more"
                 f" than data.cache_gb={room:g}; raise it, or lower model.frozen_views"
             )
+
+    def make_room(self, missing: int) -> None:
+        """Drop the segments that were not used for longest, until the missing images fit too."""
+        each = self._bytes_each
         files = sorted(_files(self.root))
         used = sum(size for _, size, _ in files)
         for when, size, path in files:
@@ -123,6 +123,11 @@ class FeatureStore:
             if stale or full:
                 path.unlink(missing_ok=True)
                 used -= size
+
+    @property
+    def _bytes_each(self) -> int:
+        """Of an image."""
+        return KEY + 2 * self.shape[0] * self.shape[1]
 
     def _scan(self) -> None:
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):

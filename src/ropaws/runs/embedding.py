@@ -25,7 +25,7 @@ from ropaws.data.files.streaming import ImageStack
 from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.data.randomness import FROZEN_VIEWS, generator
 from ropaws.data.sources import DataConfig, Watch
-from ropaws.distributed import share, wait_for_all
+from ropaws.distributed import place, share, wait_for_all
 from ropaws.models.encoder import Encoder
 from ropaws.models.folding import folded
 
@@ -112,8 +112,9 @@ def embed_images(
     keys = image_keys(pixels)
     where, reasons = store.find(keys), dict[int, str]()
     missing = _missing(keys, where)
-    if len(missing):
-        store.make_room(len(np.unique(keys, axis=0)), len(missing))
+    store.check_room(len(np.unique(keys, axis=0)))
+    if len(missing) and (not together or place().rank == 0):
+        store.make_room(len(missing))
     if together:
         mine = missing[share(len(missing))]
         reasons |= _fill(store, pixels, keys, mine, embedding, watch)

@@ -24,7 +24,8 @@ from ropaws.models import FEATURES, Encoder, build_encoder, load_init, pretraine
 from ropaws.models.heads import start_from_components
 from ropaws.models.synced_norm import synchronize_norms
 from ropaws.runs.embedding import embed_corpus, embedding_of
-from ropaws.runs.facts import DataFacts, digest_images
+from ropaws.runs.facts import DataFacts, digest_images, read_facts
+from ropaws.runs.layout import DATA
 from ropaws.runs.run import with_method_parts
 from ropaws.training.hardware import Precision, choose_device, choose_precision, half_type
 from ropaws.training.loop import fit
@@ -73,8 +74,14 @@ def prepare(
 
 
 def _normalization(config: RunConfig, corpus: Corpus) -> Normalization:
+    """As the weights expect their images, where that is known; else as the images are."""
     expected = pretrained_normalization(config.model, channels=corpus.channels)
-    return expected or measure_normalization(pixels_of(corpus.train_images))
+    init = config.model.init
+    if expected is None and config.model.frozen and init is not None and (init.parent / DATA).is_file():
+        expected = read_facts(init.parent).normalize  # of the run whose weights these are
+    if expected is None or len(expected.mean) != corpus.channels:
+        return measure_normalization(pixels_of(corpus.train_images))
+    return expected
 
 
 def _readable(split: Labeled, corpus: Corpus, console: Console) -> tuple[Labeled, Corpus]:

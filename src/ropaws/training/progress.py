@@ -23,12 +23,21 @@ PLAIN_LINE_SECONDS = 15.0  # how often a log without a terminal gets a line
 
 
 def watch_files(console: Console) -> Callable[[Iterable[T], str, int], Iterable[T]]:
-    """For data.sources.load_corpus: a bar while files are decoded, a line when done in a log."""
+    """For what takes long: a bar with the time left, or a line now and then in a log."""
 
     def watch(items: Iterable[T], title: str, total: int) -> Iterator[T]:
-        if not console.is_terminal:
-            console.print(f"{title}: {total:,}", highlight=False)
-        yield from track(items, title, total=total, console=console, disable=not console.is_terminal)
+        if console.is_terminal:
+            yield from track(items, title, total=total, console=console)
+            return
+        console.print(f"{title}: {total:,}", highlight=False)
+        began = last = time.monotonic()
+        for done, item in enumerate(items):
+            now = time.monotonic()
+            if now - last > PLAIN_LINE_SECONDS and done:
+                left = (now - began) / done * (total - done)
+                console.print(f"{title}: {done:,} of {total:,}, left {left:.0f} s", highlight=False)
+                last = now
+            yield item
 
     return watch
 
