@@ -179,6 +179,6 @@ def test_a_share_and_its_auroc_are_both_of_the_in_domain_probability(run, monkey
 def test_the_command_shows_both_classifiers(run, capsys):
     main(["evaluate", str(run)])
     told = capsys.readouterr().out
-    assert "logistic regression on the backbone's features" in told
-    assert "Logistic regression on the backbone's features" in told
+    assert "logistic regression on the same features" in told
+    assert "Logistic regression on the same features" in told
     assert "Going from 2 to 4 labels per class" in told

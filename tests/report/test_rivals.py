@@ -89,13 +89,13 @@ def files(tmp_path):
 )
 def test_the_verdict_names_logistic_regression_also_where_it_wins(files, found, words):
     run = files(accuracy=found["own"]["accuracy"], auroc=0.97, features=found)
-    assert f"Logistic regression on the backbone's features {words}" in verdict(run)
+    assert f"Logistic regression on the same features {words}" in verdict(run)
     assert "this run has an AUROC of 97.0%, logistic regression 81.0%." in verdict(run)
     section = rivals.comparison(run)
     assert words in section
     points = 100 * (found["logistic"]["accuracy"] - found["own"]["accuracy"])
     row = f"<td>{found['logistic']['accuracy']:.1%}".rstrip("%") + f"</td><td>{points:+.1f}</td><td>81.0</td>"
-    assert f"<td>logistic regression on the backbone&#x27;s features</td>{row}" in section
+    assert f"<td>logistic regression on the same features</td>{row}" in section
 
 
 def test_without_out_of_class_tests_there_is_no_auroc(files):

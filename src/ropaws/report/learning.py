@@ -79,9 +79,9 @@ def learning_curve(files: RunFiles) -> str:
 def _explanation(files: RunFiles) -> str:
     """What was measured, and what the figures may be trusted for."""
     text = (
-        "Plain classifiers on the features of the backbone, each trained on a few labels per class and tested"
-        " on other images, for several random choices of the labels. Bars show the standard error. This run"
-        " itself was not trained again with fewer labels."
+        "Plain classifiers on the features that the head of this run gets, each trained on a few labels per"
+        " class and tested on other images, for several random choices of the labels. Bars show the standard"
+        " error. This run itself was not trained again with fewer labels."
     )
     features = files.evaluation.get("features")
     if isinstance(features, dict) and features.get("frozen") is False:

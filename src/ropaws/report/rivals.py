@@ -8,8 +8,8 @@ from ropaws.report.run_files import MissingError, RunFiles, figure
 from ropaws.runs.layout import FINETUNE_RESULTS, LINEAR_RESULTS
 
 ON_FEATURES = {
-    "logistic": "logistic regression on the backbone's features",
-    "soft_nn": "soft nearest neighbors on the backbone's features",
+    "logistic": "logistic regression on the same features",
+    "soft_nn": "soft nearest neighbors on the same features",
 }
 ON_EMBEDDING = {
     "knn": "k-NN on its embedding",
@@ -99,7 +99,7 @@ def sentence(found: OnFeatures) -> str:
 
 
 def _on_tests_sentence(found: OnFeatures) -> str:
-    name, points = "Logistic regression on the backbone's features", f"{100 * abs(found.gain):.1f}"
+    name, points = "Logistic regression on the same features", f"{100 * abs(found.gain):.1f}"
     accuracy = f"{found.logistic.accuracy:.1%}"
     if not found.is_clear:
         told = f"{name} is level with this run: {accuracy} on the same images."
@@ -123,7 +123,7 @@ def _on_labels_sentence(found: OnFeatures) -> str:
     )
     told = (
         f"Of {found.images:,} labeled images that were held out in turn, this run classifies {own} correctly,"
-        f" logistic regression on the backbone's features {theirs}."
+        f" logistic regression on the same features {theirs}."
     )
     if found.is_clear and found.gain < 0:
         return f"{told} So logistic regression does better, although training has seen these labels."
@@ -140,7 +140,7 @@ def comparison(files: RunFiles) -> str:
     words = f"<p>{esc(sentence(found))}</p>" if found else ""
     rows = on_tests(evaluation)
     if rows:
-        return words + _table_on_tests(files, rows) + _hint(files)
+        return words + _table_on_tests(files, rows) + _what_features(evaluation) + _hint(files)
     rows = on_labels(evaluation)
     if not rows:
         raise MissingError(
@@ -151,7 +151,17 @@ def comparison(files: RunFiles) -> str:
         [row.name, f"{percent(row.accuracy)} ± {percent(row.error)}", _gain(row, rows[0])] for row in rows
     ]
     head = ["classifier", "accuracy on held-out labels, % ± standard error", "against this run"]
-    return words + table(head, shown, own=0)
+    return words + table(head, shown, own=0) + _what_features(evaluation)
+
+
+def _what_features(evaluation: Mapping[str, Any]) -> str:
+    dims = figure(_object(evaluation.get("features")).get("dims"))
+    if not dims:
+        return ""
+    return (
+        f'<p class="dim">Features are what the head of this run gets from its backbone: {dims:,.0f} numbers'
+        " for each image. The embedding is what the head makes of them.</p>"
+    )
 
 
 def _table_on_tests(files: RunFiles, rows: list[Row]) -> str:

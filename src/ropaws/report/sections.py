@@ -20,7 +20,7 @@ def key_figures(files: RunFiles) -> str:
         (evaluation.get("accuracy"), "accuracy on in-class test images"),
         (
             on_tests.logistic.accuracy if on_tests else None,
-            "accuracy of logistic regression on the backbone's features",
+            "accuracy of logistic regression on the same features",
         ),
         (evaluation.get("auroc"), "AUROC, in- against out-of-class"),
         (on_tests.logistic.auroc if on_tests else None, "AUROC of logistic regression"),
@@ -50,7 +50,7 @@ def _held_out_cards(files: RunFiles) -> list[tuple[float | None, str]]:
         return [(files.evaluation.get("leave_one_out"), words)]
     return [
         (rival.own.accuracy, "of held-out labels are classified correctly"),
-        (rival.logistic.accuracy, "of them by logistic regression on the backbone's features"),
+        (rival.logistic.accuracy, "of them by logistic regression on the same features"),
     ]
 
 
