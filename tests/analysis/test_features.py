@@ -182,3 +182,24 @@ def test_the_command_shows_both_classifiers(run, capsys):
     assert "logistic regression on the same features" in told
     assert "Logistic regression on the same features" in told
     assert "Going from 2 to 4 labels per class" in told
+
+
+def test_a_run_on_features_is_compared_on_these_features(tmp_path):
+    """Clusters far from the origin: the features themselves are in the figures, and have seen no label."""
+    random = np.random.default_rng(0)
+    truth = np.tile(np.arange(3), 40)
+    rows = (np.eye(6)[truth] + 2 + 0.1 * random.standard_normal((120, 6))).astype(np.float32)
+    labels = np.where(np.arange(120) < 15, truth, -1)[:90]
+    np.savez(
+        tmp_path / "f.npz", features=rows[:90], labels=labels, test_features=rows[90:], test_labels=truth[90:]
+    )
+    arguments = ["--features", str(tmp_path / "f.npz"), "--out", str(tmp_path / "run"), "--train.steps", "3"]
+    main(["train", *arguments])
+    found = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert found["features"]["frozen"]
+    assert found["features"]["dims"] == 6
+    assert found["features"]["logistic"]["accuracy"] == 1
+    assert found["learning_curve"]["held_out"]["labels_per_class"] == [1, 2, 4]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "what the head of this run gets from its backbone: 6 numbers" in page
+    assert "<img" not in page.split("<h2>Label these next</h2>")[1].split("</section>")[0]
