@@ -135,15 +135,24 @@ def image_keys(images: Images) -> NDArray[np.uint8]:
     if isinstance(images, ImageStack):
         found: Iterable[bytes] = in_workers(content_key, images.files, workers=images.workers)
     else:
-        rows = (images[row : row + 1] for row in range(len(images)))
-        found = (_pixel_key(row.cpu().contiguous().numpy()) for row in rows)
+        found = (_pixel_key(images[row : row + 1]) for row in range(len(images)))
     return np.frombuffer(b"".join(found), np.uint8).reshape(len(images), KEY)
 
 
-def _pixel_key(pixels: NDArray[np.uint8]) -> bytes:
+def _pixel_key(image: Tensor) -> bytes:
+    """image (1, channels, h, w) uint8"""
+    pixels = image.cpu().contiguous().numpy()
     state = hashlib.blake2b(str(pixels.shape).encode(), digest_size=KEY)
     state.update(pixels.data)
     return state.digest()
+
+
+def _draw_rows(images: Tensor) -> Tensor:
+    """Which row of the fixed batch of random draws each image has: by its pixels alone, so that its views
+    do not depend on whether it is in memory or on disk, or on what stands beside it.   ->  (n,)
+    """
+    keys = [_pixel_key(image[None]) for image in images]
+    return torch.tensor([int.from_bytes(key[:8], "little") % DRAWS for key in keys])
 
 
 def _missing(keys: NDArray[np.uint8], where: Where) -> NDArray[np.int64]:
@@ -189,7 +198,7 @@ def _fill(
         if len(good) == 0:
             continue
         chosen = block.positions[good].numpy()
-        waiting.append((chosen, describe(block.pixels[good], keys[chosen])))
+        waiting.append((chosen, describe(block.pixels[good])))
         if sum(len(part) for part, _ in waiting) >= SEGMENT:
             flush()
     if waiting:
@@ -209,8 +218,8 @@ def _blocks(images: Images, positions: Tensor) -> Iterator[_Block]:
         yield _Block(part, torch.from_numpy(result.squares).permute(0, 3, 1, 2), result.unreadable)
 
 
-def _describer(embedding: Embedding) -> Callable[[Tensor, NDArray[np.uint8]], NDArray[np.float16]]:
-    """pixels (b, channels, h, w), keys (b, KEY)  ->  (b, views + 1, d), the center view first"""
+def _describer(embedding: Embedding) -> Callable[[Tensor], NDArray[np.float16]]:
+    """pixels (b, channels, h, w)  ->  (b, views + 1, d), the center view first"""
     encoder = embedding.encoder
     backbone = folded(encoder.backbone)
     network = Encoder(backbone, nn.Sequential(), nn.Identity(), autocast=encoder.autocast, frozen=True).eval()
@@ -218,10 +227,9 @@ def _describer(embedding: Embedding) -> Callable[[Tensor, NDArray[np.uint8]], ND
     view, normalize = embedding.view, embedding.normalize
 
     @torch.no_grad()
-    def describe(pixels: Tensor, keys: NDArray[np.uint8]) -> NDArray[np.float16]:
-        draws = np.ascontiguousarray(keys[:, :8]).view("<u8")[:, 0] % DRAWS
-        order = torch.from_numpy(np.argsort(draws, kind="stable"))
-        part = Part(torch.from_numpy(draws.astype(np.int64))[order], DRAWS)
+    def describe(pixels: Tensor) -> NDArray[np.float16]:
+        draws, order = _draw_rows(pixels).sort(stable=True)
+        part = Part(draws, DRAWS)
         pixels = pixels[order].to(device)
         found = [_describe(network, center_view(pixels, view.size, normalize, view.interpolation))]
         for number in range(embedding.views):
