@@ -167,6 +167,7 @@ class FeatureStore:
         return True
 
     def _drop(self, path: Path, reason: object) -> None:
+        self._known.discard(path)  # a new one takes its name
         self.warn(f"{path} is damaged ({reason}); its features are computed again")
         with contextlib.suppress(OSError):
             path.unlink()
