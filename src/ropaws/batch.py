@@ -44,6 +44,14 @@ class Outputs(NamedTuple):
     score: Tensor  # (n,) ranks images from out-of-class (low) to in-class, on any scale
 
 
+class Share(NamedTuple):
+    """An estimated share of the unlabeled pool, with a 90 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
 class Losses(NamedTuple):
     """The loss to minimize, and its parts to log. A total below zero is normal (me-max)."""
 

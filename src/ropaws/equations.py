@@ -421,20 +421,22 @@ def ropaws_posterior(
     label_ratio: float = 5.0,
     self_vote: bool = False,
     iterations: int | None = None,
+    prior: Tensor | None = None,
 ) -> Posterior:
     """Calibrated prediction of a batch of unlabeled points, from labels and from one another.
 
     q = (I - s_u * p_in)^-1 (s_l * p_in) p_l, in_domain = sum_y q(y)                [Eq. (12)]
     queries (u, d), support (s, d), labels (s, c)  ->  Posterior((u, c), (u,))
-    prior_temperature=None: no prior, p_in = 1.
+    prior_temperature=None: no prior, p_in = 1. prior (u,): p_in itself, in the place of Eq. (13).
     """
     _check_labels(support, labels)
     to_support, to_unlabeled = neighbor_weights(
         queries, support, temperature=temperature, label_ratio=label_ratio, self_vote=self_vote
     )
-    if prior_temperature is not None:
-        prior = in_domain_prior(queries, support, temperature=prior_temperature)[:, None]
-        to_support, to_unlabeled = prior * to_support, prior * to_unlabeled
+    if prior is None and prior_temperature is not None:
+        prior = in_domain_prior(queries, support, temperature=prior_temperature)
+    if prior is not None:
+        to_support, to_unlabeled = prior[:, None] * to_support, prior[:, None] * to_unlabeled
     return complete_posterior(propagate(to_support, to_unlabeled, labels, iterations=iterations))
 
 

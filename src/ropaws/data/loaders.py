@@ -189,15 +189,14 @@ class PoolPass:
     def __len__(self) -> int:
         return len(self.data.images)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """function(center views) of all training images, in their order; the same in every process.
+    def map(self, function: Callable[[Tensor], Tensor], rows: Tensor | None = None) -> Tensor:
+        """function(center views) of training images; the same in every process.
 
         function: (b, channels, size, size)  ->  (b, ...), called for a batch at a time; it gets features
-        (b, d) where those are known
+        (b, d) where those are known. rows (k,): the images to look at; by default all, in their order.
         """
-        mine = share(len(self))
-        rows = torch.arange(mine.start, mine.stop)
-        parts = [function(self._views(part)) for part in rows.split(PASS_BATCH)]
+        rows = torch.arange(len(self)) if rows is None else rows.cpu()
+        parts = [function(self._views(part)) for part in rows[share(len(rows))].split(PASS_BATCH)]
         return gather_constants(torch.cat(parts))
 
     def _views(self, rows: Tensor) -> Tensor:

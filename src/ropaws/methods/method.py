@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses, Outputs
+from ropaws.batch import Batch, Losses, Outputs, Share
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.loaders import PoolPass
 from ropaws.methods.propagation import Kernel
@@ -103,6 +103,10 @@ class Method(ABC):
     def in_domain_temperature(self, support: LabeledEmbeddings) -> float:
         """Temperature of the in-domain probability: the one that fits the labeled images."""
         return fitted_prior_temperature(support.nearest_same_class, TYPICAL_PRIOR)
+
+    def in_class_share(self, model: nn.Module) -> Share | None:
+        """Share of the pool that belongs to the known classes, for methods that estimate it."""
+        return None
 
     def threshold(self, support: LabeledEmbeddings) -> float:
         """In-domain probability below which an image is out-of-class, judged by the labeled images."""

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from ropaws import equations as eq
-from ropaws.batch import Batch, Losses, Support
+from ropaws.batch import Batch, Losses, Outputs, Share
 from ropaws.data.augment import AugmentConfig, View
+from ropaws.data.loaders import PoolPass
 from ropaws.distributed import gather_constants, share
-from ropaws.methods.method import Method, check_positive, check_share
+from ropaws.methods.method import Method, check_positive, check_share, encoder_of
+from ropaws.methods.pool_prior import PoolPrior
 from ropaws.methods.propagation import Kernel
 from ropaws.methods.soft_nn import (
+    GlobalSupport,
     LabeledEmbeddings,
     anchor_predictions,
     auto_prior_temperature,
+    class_probabilities,
     fitted_prior_temperature,
     gather_support,
     global_mean,
@@ -26,6 +30,7 @@ from ropaws.methods.soft_nn import (
 from ropaws.models import Encoder
 
 GAP_MOMENTUM = 0.9
+POOL_PRIOR = "pool_prior"
 GAP = "support_gap"  # running mean of the distance 1 - cos of a support to the nearest one of its class
 
 
@@ -41,14 +46,21 @@ class RoPAWS(Method):
     """Share of a support's label that is spread over all classes."""
     label_ratio: float = 5.0
     """Weight r of the labeled batch as a whole against the unlabeled one."""
+    prior: Literal["distance", "pool"] = "distance"
+    """In-domain prior: by the distance to the nearest label as in the paper, or from the density of labels
+    against that of the pool, on the features at the start (docs/prior.md)."""
     prior_temperature: float | Literal["auto"] = 0.1
-    """Of the in-domain prior, or 'auto': from the distances among the supports themselves."""
+    """Of the prior by distance, or 'auto': from the distances among the supports themselves."""
     typical_prior: float = 0.7
     """With 'auto': the prior that a labeled image gets from the nearest one of its class."""
     reweight_power: float = 1.0
     """Power k of the in-domain posterior that weighs the loss."""
-    reweight_entropy: bool = False
-    """Weight me-max by the in-domain posterior too; not in the paper, see docs/method.md."""
+    reweight_entropy: bool | None = None
+    """Weight me-max by the in-domain posterior too; not in the paper, see docs/method.md. None: with prior
+    'pool' only."""
+    regression_share: float = 0.5
+    """With prior 'pool' and a frozen backbone: share of logistic regression on the features in the class
+    probabilities, a geometric mean with the soft nearest-neighbor classifier; 0 for none."""
     self_vote: bool = False
     """Let a sample vote for itself, as the paper's formula does and its released code does not."""
     semi_supervised_density: bool = True
@@ -65,7 +77,7 @@ class RoPAWS(Method):
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
         check_positive(self, "tolerance")
-        check_share(self, "label_smoothing", "typical_prior")
+        check_share(self, "label_smoothing", "typical_prior", "regression_share")
         if self.prior_temperature != "auto":
             check_positive(self, "prior_temperature")
         if not 0 <= self.reweight_power < math.inf:
@@ -75,70 +87,79 @@ class RoPAWS(Method):
         return augment.multi_crop()
 
     def build(self, encoder: Encoder, *, classes: int, pool: int) -> nn.Module:
-        """The encoder with one more running statistic, NaN until it was measured once."""
+        """The encoder with one more running statistic, NaN until measured, and with the prior of the pool."""
         encoder.register_buffer(GAP, torch.tensor(math.nan))
+        if self.prior == "pool":
+            encoder.add_module(POOL_PRIOR, PoolPrior(encoder.feature_dims, classes, pool))
         return encoder
+
+    def before_epoch(self, model: nn.Module, pool: PoolPass) -> None:
+        """The pool's prior is fitted once, before anything has been learned from the labels."""
+        if self.prior == "pool" and not (prior := pool_prior(model)).fitted:
+            prior.fit(encoder_of(model), pool)
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
         supports, first, second, *crops = model([batch.labeled.images, *batch.views.values()])
         known = gather_support(supports, batch.labeled, self.label_smoothing)
         anchors = anchor_predictions([first, second, *crops], known.z, known.labels, self.temperature)
         with torch.no_grad():
-            prior_temperature = self._batch_prior_temperature(model, known.h, known.labeled)
-            targets = [
-                self.posterior(view.h, known.h, known.labels, prior_temperature) for view in (first, second)
-            ]
+            prior = self._batch_prior(model, batch, known)
+            targets = [self.posterior(view.h, known.h, known.labels, prior) for view in (first, second)]
             posteriors = [posterior for posterior, _ in targets]
         in_domain = torch.stack([posterior.in_domain for posterior in posteriors])
         power = self.reweight_power if self.reweighting else 0.0
-        weights = eq.sample_weights(in_domain, power=power) if self.reweight_entropy else None
+        weights = eq.sample_weights(in_domain, power=power) if self._reweights_entropy else None
         losses = eq.ropaws_loss(
             anchors,
             torch.stack([posterior.probs for posterior in posteriors]),
             in_domain,
             sharpen_temperature=self.sharpen_temperature,
             reweight_power=power,
-            reweight_entropy=self.reweight_entropy,
+            reweight_entropy=self._reweights_entropy,
             mean=global_mean(anchors, weights, self.sharpen_temperature),
         )
         parts = dict(losses.parts)
-        if prior_temperature is not None:
-            parts["prior_temperature"] = torch.tensor(prior_temperature)
+        if isinstance(prior, float):
+            parts["prior_temperature"] = torch.tensor(prior)
         if self.semi_supervised_density and self.solver == "iterative":
             parts["residual"] = torch.stack([residual for _, residual in targets]).amax()
         return Losses(losses.total, parts)
 
     def posterior(
-        self, queries: Tensor, support: Tensor, labels: Tensor, prior_temperature: float | None
+        self, queries: Tensor, support: Tensor, labels: Tensor, prior: float | Tensor | None
     ) -> tuple[eq.Posterior, Tensor]:
         """Targets of one view, and the residual of the solver: 0 for the closed form.
 
         queries (u, d): of this process; those of all processes vote. support (s, d), labels (s, c)
+        prior: the temperature of Eq. (13), the prior of each query (u,), or None for none
         """
         solved = queries.new_zeros(())
+        inside = prior if isinstance(prior, Tensor) else None
+        if isinstance(prior, float):
+            inside = eq.in_domain_prior(queries, support, temperature=prior)
         if not self.semi_supervised_density:
             mass = eq.soft_nn(queries, support, labels, temperature=self.temperature)
-            if prior_temperature is not None:
-                mass = mass * eq.in_domain_prior(queries, support, temperature=prior_temperature)[:, None]
+            mass = mass if inside is None else mass * inside[:, None]
             return eq.complete_posterior(mass), solved
         everyone = gather_constants(queries)
         rows = share(len(everyone))
-        if self.solver == "exact":
-            # In every process alike: sharing a solve would take longer than doing it.
-            whole = eq.ropaws_posterior(
-                everyone,
-                support,
-                labels,
-                temperature=self.temperature,
-                prior_temperature=prior_temperature,
-                label_ratio=self.label_ratio,
-                self_vote=self.self_vote,
-            )
-            return eq.Posterior(whole.probs[rows], whole.in_domain[rows]), solved
-        return self._iterate(everyone, rows, support, labels, prior_temperature)
+        if self.solver == "iterative":
+            return self._iterate(everyone, rows, support, labels, inside)
+        # In every process alike: sharing a solve would take longer than doing it.
+        whole = eq.ropaws_posterior(
+            everyone,
+            support,
+            labels,
+            temperature=self.temperature,
+            prior_temperature=None,
+            label_ratio=self.label_ratio,
+            self_vote=self.self_vote,
+            prior=None if inside is None else gather_constants(inside),
+        )
+        return eq.Posterior(whole.probs[rows], whole.in_domain[rows]), solved
 
     def _iterate(
-        self, queries: Tensor, rows: slice, support: Tensor, labels: Tensor, prior_temperature: float | None
+        self, queries: Tensor, rows: slice, support: Tensor, labels: Tensor, prior: Tensor | None
     ) -> tuple[eq.Posterior, Tensor]:
         """Each process has the votes of its own rows only, and learns the others' result every round."""
         to_support, to_unlabeled = eq.neighbor_weights(
@@ -149,13 +170,44 @@ class RoPAWS(Method):
             self_vote=self.self_vote,
             rows=rows,
         )
-        if prior_temperature is not None:
-            prior = eq.in_domain_prior(queries[rows], support, temperature=prior_temperature)[:, None]
-            to_support, to_unlabeled = prior * to_support, prior * to_unlabeled
+        if prior is not None:
+            to_support, to_unlabeled = prior[:, None] * to_support, prior[:, None] * to_unlabeled
         mass, residual = eq.propagate_until(
             to_support, to_unlabeled, labels, tolerance=self.tolerance, gather=gather_constants
         )
         return eq.complete_posterior(mass), residual
+
+    def predict(self, model: nn.Module, images: Tensor, support: LabeledEmbeddings) -> Outputs:
+        """With the pool's prior on frozen features, those judge who is in-class, and have a say on the class.
+
+        In features that have changed since, the densities of the start mean nothing.
+        """
+        encoder = encoder_of(model)
+        if not self._judges_by_pool(encoder):
+            return super().predict(model, images, support)
+        features = encoder.features(images)
+        embedding = self.embed(model, features)
+        judged = pool_prior(model)(features)
+        probs = class_probabilities(embedding, support, temperature=self.temperature)
+        logits = torch.lerp(probs.clamp_min(eq.TINY).log(), judged.log_probs, self.regression_share)
+        return Outputs(embedding, logits.softmax(dim=1), judged.in_domain, judged.score)
+
+    def in_class_share(self, model: nn.Module) -> Share | None:
+        """Estimated share of the pool that belongs to the classes; None with another prior."""
+        if self.prior != "pool" or not (prior := pool_prior(model)).fitted:
+            return None
+        return prior.estimated_share()
+
+    @property
+    def _reweights_entropy(self) -> bool:
+        return self.prior == "pool" if self.reweight_entropy is None else self.reweight_entropy
+
+    def _judges_by_pool(self, encoder: Encoder) -> bool:
+        return self.prior == "pool" and encoder.frozen and pool_prior(encoder).fitted
+
+    def threshold(self, support: LabeledEmbeddings) -> float:
+        """Where the prior is a probability, more likely out-of-class than in-class."""
+        return 0.5 if self.prior == "pool" else super().threshold(support)
 
     def kernel(self, support: LabeledEmbeddings) -> Kernel:
         """As in training; a prior that is 'auto' fits the labeled images."""
@@ -174,17 +226,24 @@ class RoPAWS(Method):
     def in_domain_temperature(self, support: LabeledEmbeddings) -> float:
         return fitted_prior_temperature(support.nearest_same_class, self.typical_prior)
 
-    def _batch_prior_temperature(
-        self, model: nn.Module, embeddings: Tensor, support: Support
-    ) -> float | None:
-        """The number set, or with 'auto' the one that fits the supports; None without prior."""
+    def _batch_prior(self, model: nn.Module, batch: Batch, known: GlobalSupport) -> float | Tensor | None:
+        """Of each query, from the pool; or a temperature, with 'auto' the one that fits the supports."""
         if not self.in_domain_prior:
             return None
+        if self.prior == "pool":
+            return pool_prior(model).prior[batch.pool_index]
         if self.prior_temperature != "auto":
             return self.prior_temperature
         gap = model.get_buffer(GAP)
-        update_running_gap(gap, nearest_gap(embeddings, support))
+        update_running_gap(gap, nearest_gap(known.h, known.labeled))
         return auto_prior_temperature(float(gap), self.typical_prior)
+
+
+def pool_prior(model: nn.Module) -> PoolPrior:
+    """The pool's prior of a model with one."""
+    found = encoder_of(model).get_submodule(POOL_PRIOR)
+    assert isinstance(found, PoolPrior)
+    return found
 
 
 def update_running_gap(average: Tensor, gap: Tensor) -> None:

@@ -1,0 +1,178 @@
+"""An in-domain prior that needs no temperature of its own: the pool says how common a point is.
+
+In the language of the paper: the labeled images give a density p(x | in), Eq. (4), the pool gives p(x), and
+by Bayes' rule p(in | x) = p(in) p(x | in) / p(x). Both densities are kernel density estimates on features
+that have not been fitted to these labels, so each labeled image, judged by the others, looks like any in-class
+image of the pool: its log ratio is an unbiased sample of theirs (positive-unlabeled learning). From the two
+samples of log ratios follow the share p(in) of the pool and a monotone curve that maps a ratio to p(in | x).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.batch import Share
+
+TEMPERATURE = 0.2  # of both densities, on centered unit features
+BLOCK_BYTES = 1 << 25
+# The share is read where this part of the labeled scores, at least, lies above: fewer say little.
+LEAST_KEPT = 0.3
+CONFIDENCE = 0.1  # 1 - level of the bounds that choose where to read it
+DRAWS = 200  # of the labels, for the interval
+INTERVAL = (0.05, 0.95)
+SURE = 0.999  # a share above it is all of the pool
+MOST_OFFSET = 60.0
+
+
+class Densities(NamedTuple):
+    """The points that both densities are made of; unit rows."""
+
+    labeled: Tensor  # (l, d)
+    classes: Tensor  # (l,) class of each
+    class_count: int
+    pool: Tensor  # (m, d) a sample of the pool
+
+
+def log_density_ratio(
+    queries: Tensor,
+    points: Densities,
+    *,
+    temperature: float = TEMPERATURE,
+    own_label: Tensor | None = None,
+    own_pool: Tensor | None = None,
+) -> Tensor:
+    """s(x) = log p(x | in) - log p(x), up to nothing: both are means of the same kernel.
+
+    p(x | in) = 1/c sum_y 1/n_y sum_{i of y} k(x, x_i), each class with the same say (Eq. 4 and 5);
+    p(x) = 1/m sum_j k(x, x_j); k(x, x') = exp((cos(x, x') - 1) / t).
+
+    Args:
+        queries: (n, d) unit rows.
+        points: Labeled points and the sample of the pool.
+        temperature: Of the kernel.
+        own_label: (n,) position of each query among the labeled points, which then does not count; -1 for
+            none.
+        own_pool: (n,) the same for the sample of the pool.
+
+    Returns:
+        (n,), high where labels are dense. A class without any other label is left out of the mean.
+    """
+    width = max(1, len(points.labeled) + len(points.pool))
+    size = max(1, BLOCK_BYTES // (4 * width))
+    counts = torch.bincount(points.classes, minlength=points.class_count).to(queries)
+    parts = []
+    for start in range(0, len(queries), size):
+        rows = slice(start, start + size)
+        block = queries[rows]
+        to_labeled = (eq.cosine(block, points.labeled) - 1) / temperature
+        to_pool = (eq.cosine(block, points.pool) - 1) / temperature
+        others = counts.expand(len(block), -1)
+        if own_label is not None:
+            mine, column = _present(own_label[rows])
+            to_labeled[mine, column] = -math.inf
+            others = others.clone()
+            others[mine, points.classes[column]] -= 1
+        left = torch.full((len(block),), float(len(points.pool))).to(queries)
+        if own_pool is not None:
+            mine, column = _present(own_pool[rows])
+            to_pool[mine, column] = -math.inf
+            left[mine] -= 1
+        to_labeled = to_labeled - others[:, points.classes].clamp_min(1).log()
+        inside = to_labeled.logsumexp(dim=1) - (others > 0).sum(dim=1).clamp_min(1).log()
+        parts.append(inside - to_pool.logsumexp(dim=1) + left.clamp_min(1).log())
+    return torch.cat(parts) if parts else queries.new_empty(0)
+
+
+def _present(own: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows that have an own position, and that position."""
+    rows = (own >= 0).nonzero().squeeze(1)
+    return rows, own[rows]
+
+
+def in_class_share(pool: Tensor, labeled: Tensor) -> float:
+    """Share of the pool that belongs to the classes: best bin estimation (Garg et al. 2021).
+
+    Above any border c the pool has at least the share p(in) times what the labels have there, so
+    p(in) <= q_pool(c) / q_labeled(c); the border is the one with the least upper confidence bound.
+    pool (n,), labeled (l,): scores, the labeled ones judged without themselves  ->  0 to 1
+    """
+    found, scores = _finite(pool), np.sort(_finite(labeled))[::-1]
+    if len(found) == 0 or len(scores) == 0:
+        return 1.0
+    return _best_bin(np.sort(found), scores)
+
+
+def _best_bin(pool: NDArray[np.float64], labeled: NDArray[np.float64]) -> float:
+    """pool ascending, labeled descending"""
+    kept = np.arange(max(1, math.ceil(LEAST_KEPT * len(labeled))), len(labeled) + 1)
+    above = kept / len(labeled)
+    ratio = (1 - np.searchsorted(pool, labeled[kept - 1]) / len(pool)) / above
+    noise = math.sqrt(math.log(4 / CONFIDENCE) / 2)
+    bound = ratio + noise / above * (len(pool) ** -0.5 + len(labeled) ** -0.5)
+    return float(min(1.0, ratio[bound.argmin()]))
+
+
+def share_interval(pool: Tensor, labeled: Tensor, *, seed: int = 0) -> Share:
+    """The share, and the range that other draws of as many labels would give (bootstrap)."""
+    estimate = in_class_share(pool, labeled)
+    found, scores = np.sort(_finite(pool)), _finite(labeled)
+    if len(found) == 0 or len(scores) < 2:
+        return Share(estimate, 0.0, 1.0)  # nothing is known
+    random = np.random.default_rng(seed)
+    draws = [_best_bin(found, np.sort(random.choice(scores, len(scores)))[::-1]) for _ in range(DRAWS)]
+    low, high = np.quantile(draws, INTERVAL)
+    return Share(estimate, min(float(low), estimate), max(float(high), estimate))
+
+
+class PriorCurve(NamedTuple):
+    """p(in | x) = min(1, exp(slope s(x) + offset)), monotone in the log ratio s."""
+
+    slope: float
+    offset: float
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        return (self.slope * scores + self.offset).clamp_max(0).exp()
+
+
+def fit_curve(pool: Tensor, labeled: Tensor, share: float) -> PriorCurve:
+    """The density ratio of the two samples of scores, scaled to the share.
+
+    Logistic regression of "labeled" against "pool" gives log f_labeled(s) / f_pool(s) = slope s + const, both
+    samples with the same total weight. The constant is the one at which the pool's mean is the share.
+    pool (n,), labeled (l,)  ->  slope >= 0; the curve is 1 everywhere where nothing tells the two apart
+    """
+    found, scores = _finite(pool), _finite(labeled)
+    if share >= SURE or len(found) < 2 or len(scores) == 0 or found.std() < eq.TINY:
+        return PriorCurve(0.0, 0.0)
+    mean, spread = found.mean(), found.std()
+    slope = _logistic_slope((found - mean) / spread, (scores - mean) / spread) / spread
+    if slope <= 0:
+        return PriorCurve(0.0, math.log(max(share, eq.TINY)))
+    low, high = -MOST_OFFSET, MOST_OFFSET
+    centered = slope * (found - mean)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = np.exp(np.minimum(0, centered + middle)).mean() < share
+        low, high = (middle, high) if below else (low, middle)
+    return PriorCurve(float(slope), float(high - slope * mean))
+
+
+def _logistic_slope(pool: NDArray[np.float64], labeled: NDArray[np.float64]) -> float:
+    from sklearn.linear_model import LogisticRegression  # slow to load
+
+    values = np.concatenate([pool, labeled])[:, None]
+    is_labeled = np.repeat([0, 1], [len(pool), len(labeled)])
+    weights = np.repeat([len(labeled) / len(pool), 1.0], [len(pool), len(labeled)])
+    fitted = LogisticRegression(C=1.0).fit(values, is_labeled, sample_weight=weights)
+    return float(fitted.coef_[0, 0])
+
+
+def _finite(scores: Tensor) -> NDArray[np.float64]:
+    """A lone label has no score: it is the only one of all classes."""
+    values = scores.detach().cpu().double().numpy()
+    return np.asarray(values[np.isfinite(values)])
