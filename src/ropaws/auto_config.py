@@ -32,7 +32,7 @@ from ropaws.training.optim import OptimConfig
 
 SIZES = (28, 32, 48, 64, 96, 128, 224)
 PRETRAINED_SIZES = (96, 128, 160, 192, 224)  # networks trained on large images see little in smaller ones
-CPU_PRETRAINED_SIZE = 160  # twice as fast as 224, and nearly as good
+CPU_PRETRAINED_SIZE = 160  # half the pixels of 224
 SAMPLE = 200  # images whose size is looked at
 EPOCHS = 30
 SUPPORT_ROWS = 80  # labeled views per step to aim for

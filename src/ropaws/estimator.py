@@ -1,4 +1,4 @@
-"""RoPAWS's classifier on feature arrays, as a scikit-learn estimator."""
+"""RoPAWS on feature arrays, as a scikit-learn estimator."""
 
 import math
 from typing import Any, Literal
@@ -7,60 +7,82 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
 from ropaws import equations as eq
-from ropaws.methods.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
-from ropaws.methods.soft_nn import (
-    TYPICAL_PRIOR,
-    LabeledEmbeddings,
-    class_probabilities,
-    fitted_prior_temperature,
-    leave_one_out,
-    nearest_same_class,
+from ropaws.batch import Outputs
+from ropaws.data.features import FeatureRows, principal_components
+from ropaws.methods.propagation import VOTERS
+from ropaws.training.feature_classifier import (
+    ClassifierSettings,
+    FeatureClassifier,
+    HeadTrial,
+    Labeled,
+    try_head,
 )
 
 UNLABELED = -1
-TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # to choose from
-AS_GOOD = 0.02  # difference of mean log likelihood that does not count
-JUDGES = 4096  # labeled rows that choose, at most
-BLOCK = 1024  # rows that are worked on at a time
+DIMS = 256  # principal components that are kept
+BLOCK = 2048  # rows that are worked on at a time
 
 
-class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class RoPAWSClassifier(
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    ClassifierMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
     """Open-set semi-supervised classifier on feature arrays.
 
-    Rows are scaled to unit length and compared by cosine. Labels are propagated through the unlabeled rows,
-    and a row far from every label counts as out-of-class: Eq. (12) and (13) of the RoPAWS paper. Time grows
-    with the number of rows times `voters`; no matrix of all pairs of rows is made.
-
-    Features that share a large common part, such as pixels, may do better if their mean is subtracted first.
+    For a few labeled rows and many unlabeled ones, of which some belong to no class. Rows are scaled to unit
+    length, centered, and compared by cosine in their 256 main directions. A linear head is trained by RoPAWS
+    on labeled and unlabeled rows; the class probabilities are the geometric mean of its soft nearest-neighbor
+    classifier and of logistic regression on the labels. How likely a row belongs to any class comes from the
+    density of the labels against that of all rows, before the head is trained.
 
     Parameters
     ----------
+    head : "linear" or None, default="linear"
+        "linear" trains a head, unless the labels say that it does more harm than good: see `head_`. None
+        propagates the labels through the unlabeled rows as they are, Eq. (12) of the RoPAWS paper.
+    prior : "pool", "distance" or None, default="pool"
+        The in-domain prior. "pool" needs no setting: the ratio of the densities of labels and rows.
+        "distance" is the paper's, Eq. (13). None takes every row for in-class.
     temperature : float or "auto", default="auto"
-        Temperature of the similarity kernel. "auto" takes the one at which the labeled rows best predict one
-        another. The networks of this package are trained with 0.1.
-    prior_temperature : float, "auto" or None, default="auto"
-        Temperature of the in-domain prior. "auto" takes it from the distances between labeled rows of the
-        same class. None switches the prior off.
+        Temperature of the similarity kernel. "auto" is 0.1 for a head; without one, the value at which the
+        labeled rows best predict one another.
+    prior_temperature : float or "auto", default="auto"
+        With prior="distance": its temperature. "auto" takes it from the distances between labeled rows of the
+        same class.
     label_ratio : float, default=5.0
         Weight of all labeled rows together relative to all unlabeled ones.
+    regression_share : float, default=0.5
+        Weight of logistic regression in the geometric mean, from 0 to 1.
     voters : int or None, default=1024
-        Number of unlabeled rows that vote, at most. None lets all of them vote, in quadratic time.
+        Without a head: number of unlabeled rows that vote, at most. None lets all of them vote, in quadratic
+        time.
+    steps : int, default=300
+        Training steps of the head.
     random_state : int, RandomState instance or None, default=0
-        Controls the choice of the voters.
+        Controls batches, weights and the choice of the voters.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
-        The classes in `y`, without -1.
+        The classes in `y`.
     transduction_ : ndarray of shape (n_samples,)
         The label of each row of `X` after fitting; labeled rows keep theirs.
+    head_ : "linear" or None
+        The head in use.
+    head_reason_ : str
+        Why it is used, or not.
+    in_class_share_ : Share or None
+        With prior="pool": estimated share of the unlabeled rows that belongs to the classes, and its
+        interval.
     temperature_ : float
         The temperature in use.
     prior_temperature_ : float or None
@@ -72,31 +94,42 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     --------
     >>> import numpy as np
     >>> from ropaws import RoPAWSClassifier
-    >>> X = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9], [-1.0, -1.0]])
-    >>> y = np.array([0, -1, 1, -1, -1])
-    >>> model = RoPAWSClassifier(temperature=0.1, prior_temperature=0.1).fit(X, y)
-    >>> model.predict(X[:4]).tolist()
-    [0, 0, 1, 1]
-    >>> bool(model.in_domain(X)[4] < 0.01)  # far from every label
+    >>> random = np.random.default_rng(0)
+    >>> centers = np.eye(3) * 4
+    >>> X = np.concatenate([center + random.normal(size=(50, 3)) for center in centers])
+    >>> y = np.full(150, -1)
+    >>> y[:3], y[50:53] = 0, 1                             # the last 50 rows are of no class
+    >>> model = RoPAWSClassifier(head=None).fit(X, y)
+    >>> model.predict([[4, 0, 0], [0, 4, 0]]).tolist()
+    [0, 1]
+    >>> bool(model.in_domain([[4.0, 0, 0]])[0] > model.in_domain([[0, 0, 4.0]])[0])
     True
     """
 
     def __init__(
         self,
         *,
+        head: Literal["linear"] | None = "linear",
+        prior: Literal["pool", "distance"] | None = "pool",
         temperature: float | Literal["auto"] = "auto",
-        prior_temperature: float | Literal["auto"] | None = "auto",
+        prior_temperature: float | Literal["auto"] = "auto",
         label_ratio: float = 5.0,
+        regression_share: float = 0.5,
         voters: int | None = VOTERS,
+        steps: int = 300,
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
+        self.head = head
+        self.prior = prior
         self.temperature = temperature
         self.prior_temperature = prior_temperature
         self.label_ratio = label_ratio
+        self.regression_share = regression_share
         self.voters = voters
+        self.steps = steps
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> "RoPAWSClassifier":  # noqa: N803 - scikit-learn's name
+    def fit(self, X: Any, y: Any, views: Any = None) -> "RoPAWSClassifier":  # noqa: N803 - scikit-learn's name
         """Fit to labeled and unlabeled rows.
 
         Parameters
@@ -104,40 +137,34 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X : array-like of shape (n_samples, n_features)
             Features of all rows.
         y : array-like of shape (n_samples,)
-            Class of each row, or -1 for unlabeled. If classes are strings, use an array of dtype object with
-            the number -1.
+            Class of each row. Unlabeled rows have -1, None, NaN or an empty text.
+        views : array-like of shape (n_samples, n_views, n_features), default=None
+            Features of augmented versions of each row, which help the head.
 
         Returns
         -------
         RoPAWSClassifier
             The fitted estimator.
         """
-        X, y = validate_data(self, X, y, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
-        known = np.array([label != UNLABELED for label in y], bool)  # names among which there may be a -1
-        if y.dtype.kind in "US" and (y == str(UNLABELED)).any():
-            raise ValueError(
-                "y has the text '-1'; to mark an unlabeled row among names use the number -1 in an array of"
-                " dtype object"
-            )
-        if not known.any():
-            raise ValueError("y has no label: every entry is -1 (unlabeled); label a row of each class")
-        check_classification_targets(y[known])
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        settings = self._settings()
+        X = validate_data(self, X, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
+        y, known = _labels(y, X)
         self.classes_, numbers = np.unique(y[known], return_inverse=True)
-        self._support = _unit_rows(X[known])
-        labels = torch.from_numpy(numbers)
-        self._labels = F.one_hot(labels, len(self.classes_)).to(self._support.dtype)
-        self.temperature_ = self._chosen_temperature(labels)
-        self.prior_temperature_ = self._chosen_prior_temperature(labels)
-        unlabeled = np.flatnonzero(~known)
-        chosen = unlabeled[choose_voters(len(unlabeled), self.voters, seed=seed).numpy()]
-        self._voters = self._solve(_unit_rows(X[chosen]))
-        winners = np.empty(len(X), np.int64)
-        if self._voters is not None:
-            for start in range(0, len(X), BLOCK):  # no copy of X is made
-                mass = self._mass(_unit_rows(X[start : start + BLOCK]))
-                winners[start : start + BLOCK] = mass.argmax(dim=1).numpy()
-            winners[chosen] = self._voters.mass.argmax(dim=1).numpy()  # voters have no say on themselves
+        labeled = Labeled(
+            torch.from_numpy(np.flatnonzero(known)), torch.from_numpy(numbers), len(self.classes_)
+        )
+        rows = _unit_rows(X)
+        mean, components = principal_components(FeatureRows(rows), min(DIMS, rows.shape[1]))
+        self._mean, self._components = mean.float(), components.float()
+        features = FeatureRows(self._project(rows), self._projected_views(views, X))
+        trial = self._trial(features, labeled, settings)
+        self.head_, self.head_reason_ = "linear" if trial.use else None, trial.reason
+        use = ClassifierSettings(**{**vars(settings), "head": trial.use})
+        self._classifier = FeatureClassifier(features, labeled, use)
+        self.temperature_ = self._classifier.temperature
+        self.prior_temperature_ = self._classifier.prior_temperature
+        self.in_class_share_ = self._classifier.share
+        winners = self._outputs(features[slice(None)]).probs.argmax(dim=1).numpy()
         winners[known] = numbers
         self.transduction_ = self.classes_[winners]
         return self
@@ -171,7 +198,8 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ndarray of shape (n_samples, n_classes)
             Rows sum to 1; columns are in the order of `classes_`.
         """
-        return eq.complete_posterior(self._mass(self._checked(X))).probs.double().numpy()
+        outputs = self._outputs(self._checked(X))
+        return eq.complete_posterior(outputs.probs * outputs.in_domain[:, None]).probs.double().numpy()
 
     def in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Predict the probability of belonging to any known class.
@@ -186,60 +214,122 @@ class RoPAWSClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ndarray of shape (n_samples,)
             Low where a row is out-of-class.
         """
-        return eq.complete_posterior(self._mass(self._checked(X))).in_domain.double().numpy()
+        return self._outputs(self._checked(X)).in_domain.double().numpy()
+
+    def score_in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Rank rows from out-of-class (low) to in-class, also those whose probability is 1.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n_samples,)
+            With prior="pool" the log ratio of the densities.
+        """
+        return self._outputs(self._checked(X)).score.double().numpy()
+
+    def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Embed rows: those of one class lie close together.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_samples, n_features)
+            Features.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_dims)
+            Rows of unit length.
+        """
+        rows = self._checked(X)
+        return torch.cat([self._classifier.embed(part) for part in rows.split(BLOCK)]).double().numpy()
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self._components)
+
+    def _settings(self) -> ClassifierSettings:
+        if self.head not in ("linear", None):
+            raise ValueError(f"head must be 'linear' or None, got {self.head!r}")
+        if self.prior not in ("pool", "distance", None):
+            raise ValueError(f"prior must be 'pool', 'distance' or None, got {self.prior!r}")
+        if not 0 <= self.regression_share <= 1:
+            raise ValueError(f"regression_share must be from 0 to 1, got {self.regression_share}")
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        return ClassifierSettings(
+            head=self.head == "linear",
+            prior=self.prior,
+            temperature=None if self.temperature == "auto" else self.temperature,
+            prior_temperature=None if self.prior_temperature == "auto" else self.prior_temperature,
+            label_ratio=self.label_ratio,
+            regression_share=self.regression_share,
+            voters=self.voters,
+            steps=self.steps,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+        )
+
+    def _trial(self, features: FeatureRows, labeled: Labeled, settings: ClassifierSettings) -> HeadTrial:
+        if not settings.head:
+            return HeadTrial(False, "head=None was asked for")
+        return try_head(features, labeled, settings)
+
+    def _outputs(self, features: Tensor) -> Outputs:
+        parts = [self._classifier.predict(part) for part in features.split(BLOCK)]
+        return Outputs(*map(torch.cat, zip(*parts, strict=True)))
 
     def _checked(self, X: Any) -> Tensor:  # noqa: N803
         check_is_fitted(self)
-        rows = _unit_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False))
-        return rows.to(self._support.dtype)
+        return self._project(_unit_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False)))
 
-    def _chosen_temperature(self, labels: Tensor) -> float:
-        """The most likely one, each labeled row predicted by the others; 0.1 for single labels."""
-        if self.temperature != "auto":
-            return self.temperature
-        rows = (torch.bincount(labels)[labels] > 1).nonzero().squeeze(1)[:JUDGES]
-        if len(rows) < 2:
-            return 0.1
-        labels = labels[rows]
-        support = LabeledEmbeddings(self._support[rows], labels, len(self.classes_))
+    def _project(self, rows: Tensor) -> Tensor:
+        return torch.cat([(part - self._mean) @ self._components.T for part in rows.split(BLOCK)])
 
-        def log_likelihood(temperature: float) -> float:
-            probs = leave_one_out(support, temperature=temperature)
-            return float(probs.gather(1, labels[:, None]).clamp_min(1e-6).log().mean())
+    def _projected_views(self, views: Any, X: NDArray[Any]) -> Tensor | None:  # noqa: N803
+        if views is None:
+            return None
+        array = np.asarray(views, np.float32)
+        if array.ndim != 3 or (array.shape[0], array.shape[2]) != X.shape or array.shape[1] == 0:
+            raise ValueError(
+                f"views must be (n_samples, n_views, n_features) with those of X {X.shape}, got {array.shape}"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError("views has values that are not finite; repair or remove those rows")
+        return torch.stack([self._project(_unit_rows(array[:, v])) for v in range(array.shape[1])], dim=1)
 
-        found = {temperature: log_likelihood(temperature) for temperature in TEMPERATURES}
-        # Among those that do as well the widest kernel, which hears of more neighbors.
-        return max(t for t, value in found.items() if value >= max(found.values()) - AS_GOOD)
 
-    def _chosen_prior_temperature(self, labels: Tensor) -> float | None:
-        if self.prior_temperature != "auto":
-            return self.prior_temperature
-        return fitted_prior_temperature(nearest_same_class(self._support, labels), TYPICAL_PRIOR)
-
-    @property
-    def _kernel(self) -> Kernel:
-        return Kernel(
-            temperature=self.temperature_,
-            prior_temperature=self.prior_temperature_,
-            label_ratio=self.label_ratio,
+def _labels(y: Any, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:  # noqa: N803
+    """The labels, and which rows have one."""
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    y = column_or_1d(y, warn=True)
+    check_consistent_length(X, y)
+    if y.dtype.kind == "f" and np.isinf(y).any():
+        raise ValueError("Input y contains infinity")
+    if y.dtype.kind in "US" and (y == str(UNLABELED)).any():
+        raise ValueError(
+            "y has the text '-1'; to mark an unlabeled row among names use None, NaN, an empty text or the"
+            " number -1 in an array of dtype object"
         )
+    known = np.array([not _is_missing(label) for label in y], bool)
+    if not known.any():
+        raise ValueError(
+            "y has no label: every entry is -1 (unlabeled) or missing; label a row of each class"
+        )
+    check_classification_targets(y[known])
+    return y, known
 
-    def _solve(self, voters: Tensor) -> Voters | None:
-        return solve_voters(voters, self._support, self._labels, self._kernel) if len(voters) else None
 
-    def _mass(self, queries: Tensor) -> Tensor:
-        """From the labels and the voters; without unlabeled rows, PAWS's prediction times the prior."""
-        if self._voters is not None:
-            return ask_voters(queries, self._support, self._labels, self._voters, self._kernel)
-        labeled = LabeledEmbeddings(self._support, self._labels.argmax(dim=1), len(self.classes_))
-        mass = class_probabilities(queries, labeled, temperature=self.temperature_)
-        if self.prior_temperature_ is None:
-            return mass
-        prior = eq.in_domain_prior(queries, self._support, temperature=self.prior_temperature_)
-        return mass * prior[:, None]
+def _is_missing(label: Any) -> bool:
+    if isinstance(label, str):
+        return label == ""
+    return label is None or label != label or label == UNLABELED  # NaN is not equal to itself
 
 
 def _unit_rows(X: NDArray[Any]) -> Tensor:  # noqa: N803
     """A row of zeros has no direction; it stays, similar to nothing."""
-    rows = torch.from_numpy(np.require(X, requirements=["C", "W"]))  # a copy where X is read-only
+    rows = torch.from_numpy(np.array(X, np.float32))
     return F.normalize(rows, dim=1, eps=math.sqrt(eq.TINY))

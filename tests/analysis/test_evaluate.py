@@ -12,7 +12,7 @@ import ropaws
 from ropaws import RoPAWS, Run
 from ropaws.cli.main import main
 from ropaws.runs.outputs import HIDDEN, OUT
-from ropaws.runs.run import pool_truth
+from ropaws.runs.images import pool_truth
 from tests import tiny
 
 

@@ -157,7 +157,7 @@ class Share(NamedTuple):
 def test_the_in_class_share_is_that_of_the_method(run, monkeypatch, share, capsys):
     network = Run(run)
     method = type(network.method)
-    monkeypatch.setattr(method, "in_class_share", lambda self, model: share, raising=False)
+    monkeypatch.setattr(method, "in_class_share", lambda self, model: share)
     expected = share and {"estimate": 0.42, "low": 0.3, "high": 0.55}
     assert in_class_share(network) == expected
     assert ropaws.evaluate(run, only=["pool"])["pool"].get("in_class_share") == expected

@@ -89,7 +89,22 @@ def test_nothing_can_be_held_out_of_single_labels():
 def test_soft_nearest_neighbors_count_classes_alike():
     rows = F.normalize(torch.tensor([[1.0, 0.0], [1.0, 0.1], [1.0, -0.1], [0.0, 1.0]]), dim=1)
     query = F.normalize(torch.tensor([[1.0, 1.2]]), dim=1)
-    assert held_out.soft_nn(rows, torch.tensor([0, 0, 0, 1]), query, 2, temperature=5.0).tolist() == [1]
+    found = held_out.soft_nn_probs(rows, torch.tensor([0, 0, 0, 1]), query, 2, temperature=5.0)
+    assert found.argmax(dim=1).tolist() == [1]
+
+
+def test_a_run_with_a_say_of_logistic_regression():
+    """Embedding and features side by side: the share decides who is believed."""
+    points, labels = clusters(6)
+    noise = F.normalize(torch.randn(18, 5, generator=torch.Generator().manual_seed(0)), dim=1).double()
+    rows = torch.cat([noise, points.double()], dim=1)
+    for share, reference in ((0.0, (held_out.soft_nn, noise)), (0.999, (held_out.logistic, points))):
+        classify = held_out.mixed(5, 0.1, share)
+        found = held_out.held_out(rows, labels, classify, classes=3)
+        expected = held_out.held_out(reference[1], labels, reference[0], classes=3)
+        torch.testing.assert_close(found, expected)
+    between = held_out.held_out(rows, labels, held_out.mixed(5, 0.1, 0.5), classes=3).mean()
+    assert held_out.held_out(noise, labels, held_out.soft_nn, classes=3).mean() < between
 
 
 def test_standard_errors():

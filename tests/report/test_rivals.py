@@ -152,7 +152,8 @@ def test_the_share_of_the_pool_is_told_with_its_range(files, tmp_path):
     assert "About 42% (30 to 55%) of the pool belongs to your classes." in verdict(run)
     assert "looks out-of-class" not in verdict(run)
     page = write_report(tmp_path).read_text()
-    assert "<b>About 42% of them belong to your classes</b> (30 to 55%)" in page
+    assert "<b>About 42% of them belong to your classes</b> (30 to 55%: where 90 of 100" in page
+    assert "more likely out-of-class than in-class" in page
     assert "of the pool belongs to your classes (30 to 55%)" in page
     known = files(accuracy=0.9, pool=pool(in_class_share=share, truly_out_of_class=0.5))
     assert "of the pool belongs to your classes; 50% truly does." in verdict(known)

@@ -238,7 +238,7 @@ def test_training_reads_no_file_of_true_labels(tmp_path, monkeypatch):
         raise AssertionError("training looked at the true labels")
 
     monkeypatch.setattr("ropaws.data.datasets.truth.embedded_truth", forbidden)
-    monkeypatch.setattr("ropaws.runs.run.embedded_truth", forbidden)
+    monkeypatch.setattr("ropaws.runs.images.embedded_truth", forbidden)
     rows._load_arrays.cache_clear()  # what another test has read
     config = ropaws.recipes.demo()
     config = replace(config, train=replace(config.train, steps=1, batch=8))

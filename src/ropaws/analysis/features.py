@@ -1,14 +1,13 @@
 """A run beside plain classifiers on the features of its own backbone, and what more labels would bring."""
 
 import hashlib
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ropaws.analysis.results import CurveFigures, Evaluation, LearningCurve, Rival
-from ropaws.evaluation.held_out import centered, held_out, logistic, soft_nn
+from ropaws.evaluation.held_out import centered, held_out, logistic, mixed, soft_nn
 from ropaws.evaluation.learning_curve import LEAST, Curve, curve_on_tests, learning_curve
 from ropaws.evaluation.logistic import fit_logistic
 from ropaws.evaluation.ood import detection
@@ -19,7 +18,7 @@ from ropaws.runs.run import Run
 
 MOST_LABELS, MOST_WORK = 10_000, 500_000  # labels, and labels times classes, that take minutes at most
 TESTS, CURVE_TESTS = 20_000, 2_000  # test images that are looked at, at most
-VERSION = 1  # of these figures: others are computed again
+VERSION = 2  # of these figures: others are computed again
 
 
 def compare_on_features(run: Run, results: Evaluation) -> dict[str, Any]:
@@ -107,9 +106,10 @@ def _on_tests(run: Run, labeled: Tensor, tests: Tensor, chosen: Tensor) -> dict[
 def _on_labels(run: Run, labeled: Tensor) -> dict[str, Any]:
     """Each label is judged by others. The network, and so the run's own figure, has seen all of them."""
     labels, classes = run.support.labels, run.support.classes
-    own = partial(soft_nn, temperature=run.kernel.temperature)
+    embeddings = run.support.embeddings
+    own = mixed(embeddings.shape[1], run.kernel.temperature, _regression_share(run))
     right = {
-        "own": held_out(run.support.embeddings, labels, own, classes=classes),
+        "own": held_out(torch.cat([embeddings, labeled], dim=1), labels, own, classes=classes),
         "logistic": held_out(labeled, labels, logistic, classes=classes),
         "soft_nn": held_out(centered(labeled, labeled), labels, soft_nn, classes=classes),
     }
@@ -117,6 +117,12 @@ def _on_labels(run: Run, labeled: Tensor) -> dict[str, Any]:
     rivals = {name: _rival(accuracy(found)) for name, found in right.items()}
     images = len(right["own"])
     return {"on": "labels", "images": images, **rivals, "gain": gain.value, "gain_error": gain.error}
+
+
+def _regression_share(run: Run) -> float:
+    """Share of logistic regression in the class probabilities: of methods that judge by frozen features."""
+    judges = run.config.model.frozen and run.method.in_class_share(run.model) is not None
+    return float(getattr(run.method, "regression_share", 0.0)) if judges else 0.0
 
 
 def _rival(found: Measured) -> Rival:

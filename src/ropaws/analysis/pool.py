@@ -53,6 +53,5 @@ def pool_figures(run: Run, _: Evaluation) -> dict[str, Any]:
 
 def in_class_share(run: Run) -> ShareFigures | None:
     """The share of the pool that belongs to the classes, where the method estimates it."""
-    estimate = getattr(run.method, "in_class_share", None)
-    share = None if estimate is None else estimate(run.model)
+    share = run.method.in_class_share(run.model)
     return None if share is None else {"estimate": share.estimate, "low": share.low, "high": share.high}

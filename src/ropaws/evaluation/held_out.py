@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.evaluation.logistic import fit_logistic, unit_rows
+from ropaws.methods.soft_nn import LabeledEmbeddings, class_probabilities
 
 TEMPERATURE = 0.1  # of soft nearest neighbors, as in the paper
 FOLDS, FEWER_FOLDS = 10, 5  # at most; fewer from this many labels on
@@ -22,13 +22,37 @@ def logistic(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Ten
     return fit_logistic(rows, labels, classes=classes)(queries).argmax(dim=1)
 
 
-def soft_nn(
-    rows: Tensor, labels: Tensor, queries: Tensor, classes: int, *, temperature: float = TEMPERATURE
+def soft_nn(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
+    return soft_nn_probs(rows, labels, queries, classes, temperature=TEMPERATURE).argmax(dim=1)
+
+
+def soft_nn_probs(
+    rows: Tensor, labels: Tensor, queries: Tensor, classes: int, *, temperature: float
 ) -> Tensor:
-    """Soft nearest neighbors; all classes count alike, however many labels they have. Takes unit rows."""
-    one_hot = F.one_hot(labels, classes).to(rows)
-    votes = eq.soft_nn(queries, rows, one_hot, temperature=temperature)
-    return (votes / one_hot.sum(dim=0).clamp_min(1)).argmax(dim=1)
+    """Soft nearest neighbors; all classes count alike, however many labels they have.
+
+    unit rows (l, d), labels (l,), unit queries (n, d)  ->  (n, c)
+    """
+    support = LabeledEmbeddings(rows, labels, classes)
+    return class_probabilities(queries, support, temperature=temperature)
+
+
+def mixed(dims: int, temperature: float, regression_share: float) -> Classifier:
+    """The classifier of a run: soft nearest neighbors in its embedding, with a say of logistic regression.
+
+    Its rows are the embedding, of so many dimensions, with the features to the right of it. The two are mixed
+    by a geometric mean in which logistic regression on the features has this share; 0 for none.
+    """
+
+    def classify(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
+        near = soft_nn_probs(rows[:, :dims], labels, queries[:, :dims], classes, temperature=temperature)
+        if regression_share == 0:
+            return near.argmax(dim=1)
+        said = fit_logistic(rows[:, dims:], labels, classes=classes)(queries[:, dims:])
+        one, other = (probs.double().clamp_min(eq.TINY).log() for probs in (near, said))
+        return torch.lerp(one, other, regression_share).argmax(dim=1)
+
+    return classify
 
 
 CLASSIFIERS: Mapping[str, Classifier] = {"logistic": logistic, "soft_nn": soft_nn}

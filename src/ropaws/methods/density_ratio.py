@@ -1,10 +1,10 @@
 """An in-domain prior that needs no temperature of its own: the pool says how common a point is.
 
-In the language of the paper: the labeled images give a density p(x | in), Eq. (4), the pool gives p(x), and
-by Bayes' rule p(in | x) = p(in) p(x | in) / p(x). Both densities are kernel density estimates on features
-that have not been fitted to these labels, so each labeled image, judged by the others, looks like any in-class
-image of the pool: its log ratio is an unbiased sample of theirs (positive-unlabeled learning). From the two
-samples of log ratios follow the share p(in) of the pool and a monotone curve that maps a ratio to p(in | x).
+In the language of the paper: the labels give a density p(x | in), Eq. (4), the pool gives p(x), and by Bayes'
+rule p(in | x) = p(in) p(x | in) / p(x). Both are kernel density estimates on features that have not been
+fitted to these labels. So a labeled image, judged by the others, looks like any in-class image of the pool:
+its log ratio is an unbiased sample of theirs (positive-unlabeled learning). From the log ratios of labels and
+pool follow the share p(in) of the pool and a monotone curve that maps a log ratio to p(in | x).
 """
 
 import math

@@ -53,22 +53,24 @@ def solve_voters(
     tolerance: float = 1e-4,
     most: int = 1000,
     memory: int = MEMORY,
+    prior: Tensor | None = None,
 ) -> Voters:
     """The posterior mass of the points themselves, by iteration.
 
     points (m, d), support (s, d), labels (s, c)  ->  mass (m, c). iterations=None: until no entry is farther
     from the fixed point than the tolerance, or most steps; where that would take too long, up to 4,096 points
     are solved in closed form. Votes that do not fit into the memory are computed in each iteration.
+    prior (m,): in-domain prior of each point, in the place of the kernel's.
     """
     if iterations is not None and iterations < 1:
         raise ValueError(f"iterations must be None (fixed point) or at least 1, got {iterations}")
     labels = labels.to(points.dtype)
     weights = class_balance(labels)
     fits = 4 * len(points) * (len(points) + len(support)) <= memory
-    kept = list(_vote_blocks(points, support, weights, kernel, memory)) if fits else None
+    kept = list(_vote_blocks(points, support, weights, kernel, memory, prior)) if fits else None
 
     def blocks() -> Iterable[Votes]:
-        return _vote_blocks(points, support, weights, kernel, memory) if kept is None else kept
+        return _vote_blocks(points, support, weights, kernel, memory, prior) if kept is None else kept
 
     first = [(votes.to_support @ labels, votes.to_unlabeled.sum(dim=1)) for votes in blocks()]
     start = torch.cat([mass for mass, _ in first])
@@ -96,7 +98,7 @@ class Votes(NamedTuple):
 
 
 def _vote_blocks(
-    points: Tensor, support: Tensor, weights: Tensor, kernel: Kernel, memory: int
+    points: Tensor, support: Tensor, weights: Tensor, kernel: Kernel, memory: int, prior: Tensor | None
 ) -> Iterator[Votes]:
     size = _block_rows(len(points) + len(support), memory)
     for start in range(0, len(points), size):
@@ -110,16 +112,10 @@ def _vote_blocks(
             rows=rows,
             support_weights=weights,
         )
-        yield Votes(*_times_prior(votes, points[rows], support, kernel))
-
-
-def _times_prior(
-    votes: tuple[Tensor, Tensor], queries: Tensor, support: Tensor, kernel: Kernel
-) -> tuple[Tensor, Tensor]:
-    if kernel.prior_temperature is None:
-        return votes
-    prior = eq.in_domain_prior(queries, support, temperature=kernel.prior_temperature)[:, None]
-    return prior * votes[0], prior * votes[1]
+        inside = prior[rows] if prior is not None else None
+        if inside is None and kernel.prior_temperature is not None:
+            inside = eq.in_domain_prior(points[rows], support, temperature=kernel.prior_temperature)
+        yield Votes(*votes) if inside is None else Votes(*(inside[:, None] * part for part in votes))
 
 
 def _block_rows(columns: int, memory: int) -> int:

@@ -75,19 +75,26 @@ def pool(files: RunFiles) -> str:
     )
     share = share_of(files)
     estimate = (
-        f"<p><b>About {share.estimate:.0%} of them belong to your classes</b> ({esc(share)}). This is an"
-        " estimate for the pool as a whole, from how similar its images are to the labeled ones. The counts"
-        " below are of single images, by a threshold, and need not agree with it.</p>"
+        f"<p><b>About {share.estimate:.0%} of them belong to your classes</b> ({esc(share)}: where 90 of"
+        " 100 other choices of as many labels would put it). This is an estimate for the pool as a whole,"
+        " from how similar its images are to the labeled ones. The counts below are of single images, by a"
+        " threshold, and need not agree with it.</p>"
         if share
         else ""
     )
     return (
-        f"{estimate}<p>{seen} unlabeled images. Those left of the threshold are farther from every labeled"
-        " image than 95 % of the labeled images are from their own class. They are counted as out-of-class."
-        "</p>"
+        f"{estimate}<p>{seen} unlabeled images. Those left of the threshold are {_left_of(share)}. They are"
+        " counted as out-of-class.</p>"
         f'{known}<div class="columns"><div>{table(["looks like", "images"], rows)}</div>'
         f"<figure>{chart}</figure></div>"
     )
+
+
+def _left_of(share: object) -> str:
+    """What the threshold means: with an estimated share, the in-domain probability is one in earnest."""
+    if share:
+        return "more likely out-of-class than in-class"
+    return "farther from every labeled image than 95 % of the labeled images are from their own class"
 
 
 def confidence(files: RunFiles) -> str:

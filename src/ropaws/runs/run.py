@@ -15,31 +15,26 @@ from torch import Tensor, nn
 from ropaws.batch import Outputs
 from ropaws.config import RunConfig, read_config, to_json
 from ropaws.data.augment import center_view
-from ropaws.data.corpus import UNKNOWN, Corpus, Images
-from ropaws.data.datasets.mixes import MIXES
-from ropaws.data.datasets.truth import embedded_truth
+from ropaws.data.corpus import Corpus, Images
 from ropaws.data.features import EmbeddedImages, Features, features_of, pixels_of
 from ropaws.data.files.reading import drop_unreadable_tests
-from ropaws.data.files.streaming import ImageStack
 from ropaws.data.randomness import ANALYSIS, generator
-from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.data.sources import load_corpus
 from ropaws.methods import LabeledEmbeddings, Method, encoder_of
 from ropaws.methods.propagation import Kernel
 from ropaws.models import Encoder, build_encoder
-from ropaws.runs.embedding import embed_images, embedding_of
+from ropaws.runs.embedding import Embedding, embed_images, embedding_of
 from ropaws.runs.facts import (
     DataFacts,
     check_same_data,
-    digest_images,
     load_support,
     model_digest,
     read_facts,
     save_support,
 )
+from ropaws.runs.images import fingerprint, pool_truth, readable_among
 from ropaws.runs.layout import CONFIG, EMBEDDINGS, MODEL
 from ropaws.runs.outputs import (
-    HIDDEN,
-    OUT,
     KeptOutputs,
     LabeledOutputs,
     PoolOutputs,
@@ -58,8 +53,6 @@ if TYPE_CHECKING:
 POOL = 50_000  # unlabeled images that analyses look at, at most
 BATCH = 512  # images that the network sees at a time
 LONGEST_ROW = 1.001  # of an embedding, but for rounding
-# Datasets without an unlabeled image of their own: what has no label there came with data.extra.
-FULLY_LABELED = ("cifar10", "cifar100", "svhn", "tiny-imagenet", "fashion-mnist", "imagenet")
 
 
 class Run:
@@ -101,7 +94,7 @@ class Run:
         self.console = console or Console(stderr=True)
         self._given_corpus = corpus
         self._snapshot: Path | None = None  # weights of an earlier step
-        self._known: dict[int, EmbeddedImages] = {}  # images of the corpus whose features were asked for
+        self._known: dict[int, EmbeddedImages] = {}  # images of the corpus by the number of random views
         self.config = read_run_config(self.path)
         if device is not None:
             choose_device(device)  # raises an error; with kept outputs no device would be needed
@@ -267,26 +260,34 @@ class Run:
 
     def _embedded(self, images: Images) -> Images:
         """With a frozen backbone the features of the run's own images come from the cache."""
-        if not self.config.model.frozen:
+        if isinstance(images, Features) or not self.config.model.frozen:
             return pixels_of(images)
-        corpus = vars(self).get("corpus")
-        if corpus is None or not any(images is own for own in (corpus.train_images, corpus.test_images)):
-            return images
-        if len(images) == 0 or isinstance(images, Features):
-            return images
-        if (known := self._known.get(id(images))) is None or known.pixels is not pixels_of(images):
-            # Test images are seen in the center view alone.
-            views = None if images is corpus.train_images else 0
-            embedding = embedding_of(self.config, encoder_of(self.model), self.facts.normalize, views=views)
-            data = self.config.data
-            if data.feature_cache is not None and not (data.feature_cache / embedding.digest).is_dir():
-                data = replace(
-                    data, feature_cache=None
-                )  # a stranger's run says where; training was not there
-            watch = watch_files(self.console)
-            known = embed_images(images, embedding, data, watch=watch, warn=self._say)
-            self._known[id(images)] = known
-        return known
+        corpus = vars(self).get("corpus")  # not read for this
+        views = self.config.model.frozen_views
+        if corpus is not None and images is corpus.test_images:
+            views = 0  # seen in the center view alone
+        elif corpus is None or images is not corpus.train_images:
+            known = isinstance(images, EmbeddedImages)
+            return images if known and self._made(images, views) else pixels_of(images)
+        found = self._known.get(views)
+        if found is None or found.pixels is not pixels_of(images):
+            found = self._known[views] = self._embed_own(images, views)
+        return found
+
+    def _embed_own(self, images: Images, views: int) -> EmbeddedImages:
+        embedding, data = self._embedding(views), self.config.data
+        if data.feature_cache is not None and not (data.feature_cache / embedding.digest).is_dir():
+            data = replace(data, feature_cache=None)  # a stranger's run says where; training was not there
+        watch = watch_files(self.console)
+        return embed_images(images, embedding, data, watch=watch, warn=self._say)
+
+    def _embedding(self, views: int) -> Embedding:
+        return embedding_of(self.config, encoder_of(self.model), self.facts.normalize, views=views)
+
+    def _made(self, images: Images, views: int) -> bool:
+        """Are these features of this run's backbone and views?"""
+        features = features_of(images)
+        return features is not None and features.made_from == self._embedding(views).digest
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -347,7 +348,7 @@ class Run:
             order = torch.randperm(len(unlabeled), generator=generator(0, ANALYSIS))
             chosen = unlabeled[order[:most].sort().values]
         images = self._embedded(corpus.train_images)
-        readable = _readable(images, chosen)
+        readable = readable_among(images, chosen)
         title = f"Looking at {len(readable):,} unlabeled images, batches"
         return PoolOutputs(
             self.outputs(corpus.train_images, readable, title=title),
@@ -441,31 +442,3 @@ def with_method_parts(config: RunConfig, facts: DataFacts, encoder: Encoder) -> 
     model = config.method.build(encoder, classes=len(facts.class_names), pool=facts.images)
     channels_last: Any = torch.channels_last
     return model.to(memory_format=channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def fingerprint(corpus: Corpus) -> Tensor:
-    """Of all that analyses take from the data beside the training images.   ->  (k,) uint8"""
-    state = hashlib.blake2b(digest_images(corpus.test_images).encode(), digest_size=16)
-    for labels in (corpus.test_labels, corpus.train_labels):
-        state.update(labels.numpy().tobytes())
-    return torch.tensor(list(state.digest()), dtype=torch.uint8)
-
-
-def _readable(images: Images, index: Tensor) -> Tensor:
-    if isinstance(images, EmbeddedImages):
-        bad = images.reasons
-    elif isinstance(images, ImageStack):
-        bad = images.unreadable(index)
-    else:
-        return index
-    return index[torch.tensor([position not in bad for position in index.tolist()], dtype=torch.bool)]
-
-
-def pool_truth(corpus: Corpus, data: DataConfig) -> Tensor:
-    """What every training image is, as far as it is known: class, OUT or HIDDEN.   ->  (n,)"""
-    truth = corpus.train_labels
-    if data.labeled is None and data.source == "fashion-demo" and not data.extra:
-        known = embedded_truth().labels  # the classes come first, then what is out-of-class
-        return torch.where(known < len(corpus.class_names), known, OUT)
-    known_parts = data.source in MIXES or (bool(data.extra) and data.source in FULLY_LABELED)
-    return truth if data.labeled is None and known_parts else torch.where(truth == UNKNOWN, HIDDEN, truth)
