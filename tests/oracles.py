@@ -195,3 +195,49 @@ def leave_one_out(support, labels, classes, temperature):
         for weight, label in zip(weights, labels, strict=True):
             out[i, label] += weight / sum(weights)
     return out
+
+
+def log_density_ratio(x, labeled, classes, pool, temperature):
+    """log p(x | in) - log p(x) of one point: mean over classes of the mean kernel, against the pool's."""
+    inside = []
+    for label in sorted(set(classes)):
+        own = [z for z, c in zip(labeled, classes, strict=True) if c == label]
+        inside.append(sum(math.exp((float(x @ z) - 1) / temperature) for z in own) / len(own))
+    around = sum(math.exp((float(x @ z) - 1) / temperature) for z in pool) / len(pool)
+    return math.log(sum(inside) / len(inside)) - math.log(around)
+
+
+def refined_means(labeled, classes, pool, label_weight, inlier_temperature, class_temperature, rounds):
+    """OSLO (Boudiaf et al. 2023), point by point; the mean of a class is taken as a direction."""
+    names = sorted(set(classes))
+    sums = [sum(z for z, c in zip(labeled, classes, strict=True) if c == name) for name in names]
+    means = [s / np.linalg.norm(s) for s in sums]
+    shares = [[1 / len(names)] * len(names) for _ in pool]
+    for _ in range(rounds):
+        gathered = [label_weight * s for s in sums]
+        for i, x in enumerate(pool):
+            cosines = [float(x @ m) for m in means]
+            total = sum(z * c for z, c in zip(shares[i], cosines, strict=True))
+            inlier = 1 / (1 + math.exp(-total / inlier_temperature))
+            powers = [math.exp(inlier * c / class_temperature) for c in cosines]
+            shares[i] = [p / sum(powers) for p in powers]
+            for k in range(len(names)):
+                gathered[k] = gathered[k] + inlier * shares[i][k] * x
+        means = [g / np.linalg.norm(g) for g in gathered]
+    return np.array(means)
+
+
+def best_bin_share(pool, labeled, least_kept, confidence):
+    """Garg et al. 2021: q_pool(c) / q_labeled(c) at the labeled score c that has the least upper bound."""
+    best, found = math.inf, 1.0
+    for border in labeled:
+        above = sum(s >= border for s in labeled)
+        if above < max(1, math.ceil(least_kept * len(labeled))):
+            continue
+        q_labeled = above / len(labeled)
+        q_pool = sum(s >= border for s in pool) / len(pool)
+        noise = math.sqrt(math.log(4 / confidence) / 2) / q_labeled
+        bound = q_pool / q_labeled + noise * (1 / math.sqrt(len(pool)) + 1 / math.sqrt(len(labeled)))
+        if bound < best:
+            best, found = bound, q_pool / q_labeled
+    return min(1.0, found)

@@ -27,6 +27,7 @@ from ropaws.models import (
     pretrained_input,
     recognize_backbone,
 )
+from ropaws.training import feature_head
 from ropaws.training.hardware import choose_device
 from ropaws.training.optim import OptimConfig
 
@@ -124,7 +125,13 @@ def _frozen(files: ImageFiles, data: DataConfig, gpu: bool, device: str, model: 
     config, why_support = _head_settings(list(labels.values()), len(files.train.images), device)
     config = dataclasses.replace(
         config,
-        model=dataclasses.replace(model, frozen=True, frozen_views=4, head="linear", projection_dims=256),
+        model=dataclasses.replace(
+            model,
+            frozen=True,
+            frozen_views=feature_head.RANDOM_VIEWS,
+            head="linear",
+            projection_dims=feature_head.DIMS,
+        ),
         data=dataclasses.replace(data, image_size=image_size),
         augment=view,
     )
@@ -144,7 +151,9 @@ def fit_feature_settings(path: Path, *, device: str = "auto") -> Choice:
     features, labels = corpus.train_images, corpus.train_labels
     dims = features.shape[1]
     counts = labels[labels >= 0].bincount(minlength=len(corpus.class_names)).tolist()
-    model = ModelConfig(backbone=FEATURES, frozen=True, head="linear", projection_dims=min(256, dims))
+    model = ModelConfig(
+        backbone=FEATURES, frozen=True, head="linear", projection_dims=min(feature_head.DIMS, dims)
+    )
     config, why_support = _head_settings(counts, len(features), device)
     config = dataclasses.replace(
         config, model=model, data=DataConfig(source=str(path.absolute()), labels_per_class=None)
@@ -158,25 +167,27 @@ def fit_feature_settings(path: Path, *, device: str = "auto") -> Choice:
 
 
 def _head_settings(labels: Sequence[int], pool: int, device: str) -> tuple[RunConfig, str]:
-    """How a head on features is trained. The numbers were chosen on data that is in no table.
+    """How a head on features is trained.
 
     labels: of each class
     """
-    images, classes = max(1, min(16, int(statistics.median(labels)))), min(len(labels), 100)
+    support = feature_head.head_support(labels)
     config = RunConfig(
-        method=RoPAWS(prior="pool"),
-        support=SupportConfig(
-            classes=None if classes == len(labels) else classes, images_per_class=images, views=4
-        ),
+        method=feature_head.METHOD,
+        support=support,
         augment=AugmentConfig(small_crops=2, solarize=0.0, equalize=0.0),
-        optim=OptimConfig(name="adam", peak=1e-3, start=1e-3, end=0.0, warmup=0, weight_decay=0.0),
+        optim=feature_head.OPTIM,
         train=TrainConfig(
-            steps=300, batch=shared_batch(min(256, pool // 2)), device=device, checkpoint_every=100
+            steps=feature_head.STEPS,
+            batch=shared_batch(min(feature_head.BATCH, pool // 2)),
+            device=device,
+            checkpoint_every=100,
         ),
     )
+    classes = len(labels) if support.classes is None else support.classes
     why_support = (
-        f"support of {classes} classes x {images} images x 4 views: {len(labels)} classes have"
-        f" {min(labels)} to {max(labels)} labels"
+        f"support of {classes} classes x {support.images_per_class} images x {support.views} views:"
+        f" {len(labels)} classes have {min(labels)} to {max(labels)} labels"
     )
     return config, why_support
 

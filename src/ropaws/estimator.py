@@ -1,11 +1,9 @@
 """RoPAWS on feature arrays, as a scikit-learn estimator."""
 
-import math
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import check_random_state
@@ -13,10 +11,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from ropaws import equations as eq
 from ropaws.batch import Outputs
 from ropaws.data.features import FeatureRows, principal_components
 from ropaws.methods.propagation import VOTERS
+from ropaws.models.heads import main_directions
+from ropaws.training import feature_head
 from ropaws.training.feature_classifier import (
     ClassifierSettings,
     FeatureClassifier,
@@ -26,7 +25,6 @@ from ropaws.training.feature_classifier import (
 )
 
 UNLABELED = -1
-DIMS = 256  # principal components that are kept
 BLOCK = 2048  # rows that are worked on at a time
 
 
@@ -153,10 +151,12 @@ class RoPAWSClassifier(
         labeled = Labeled(
             torch.from_numpy(np.flatnonzero(known)), torch.from_numpy(numbers), len(self.classes_)
         )
-        rows = _unit_rows(X)
-        mean, components = principal_components(FeatureRows(rows), min(DIMS, rows.shape[1]))
+        rows, looks = _scaled_rows(X), _checked_views(views, X)
+        # Once for all trials: features of a network have a thousand dimensions, most of them nearly empty.
+        count = min(feature_head.DIMS, rows.shape[1])
+        mean, components = principal_components(FeatureRows(rows), count)
         self._mean, self._components = mean.float(), components.float()
-        features = FeatureRows(self._project(rows), self._projected_views(views, X))
+        features = FeatureRows(self._project(rows), None if looks is None else self._project(looks))
         trial = self._trial(features, labeled, settings)
         self.head_, self.head_reason_ = "linear" if trial.use else None, trial.reason
         use = ClassifierSettings(**{**vars(settings), "head": trial.use})
@@ -164,7 +164,7 @@ class RoPAWSClassifier(
         self.temperature_ = self._classifier.temperature
         self.prior_temperature_ = self._classifier.prior_temperature
         self.in_class_share_ = self._classifier.share
-        winners = self._outputs(features[slice(None)]).probs.argmax(dim=1).numpy()
+        winners = self._outputs(features.center).probs.argmax(dim=1).numpy()
         winners[known] = numbers
         self.transduction_ = self.classes_[winners]
         return self
@@ -186,7 +186,7 @@ class RoPAWSClassifier(
         return np.asarray(self.classes_[winners])
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Predict the probability of each class; near uniform where a row looks out-of-class.
+        """Predict the probability of each class, if a row belongs to any; `in_domain` says whether it does.
 
         Parameters
         ----------
@@ -198,8 +198,8 @@ class RoPAWSClassifier(
         ndarray of shape (n_samples, n_classes)
             Rows sum to 1; columns are in the order of `classes_`.
         """
-        outputs = self._outputs(self._checked(X))
-        return eq.complete_posterior(outputs.probs * outputs.in_domain[:, None]).probs.double().numpy()
+        probs = self._outputs(self._checked(X)).probs.double()
+        return (probs / probs.sum(dim=1, keepdim=True)).numpy()
 
     def in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Predict the probability of belonging to any known class.
@@ -249,7 +249,7 @@ class RoPAWSClassifier(
 
     @property
     def _n_features_out(self) -> int:
-        return len(self._components)
+        return int(self._classifier.support.embeddings.shape[1])
 
     def _settings(self) -> ClassifierSettings:
         if self.head not in ("linear", None):
@@ -283,22 +283,26 @@ class RoPAWSClassifier(
 
     def _checked(self, X: Any) -> Tensor:  # noqa: N803
         check_is_fitted(self)
-        return self._project(_unit_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False)))
+        return self._project(
+            _scaled_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False))
+        )
 
     def _project(self, rows: Tensor) -> Tensor:
-        return torch.cat([(part - self._mean) @ self._components.T for part in rows.split(BLOCK)])
+        """(n, ..., d)  ->  (n, ..., e)"""
+        return torch.cat([main_directions(part, self._mean, self._components) for part in rows.split(BLOCK)])
 
-    def _projected_views(self, views: Any, X: NDArray[Any]) -> Tensor | None:  # noqa: N803
-        if views is None:
-            return None
-        array = np.asarray(views, np.float32)
-        if array.ndim != 3 or (array.shape[0], array.shape[2]) != X.shape or array.shape[1] == 0:
-            raise ValueError(
-                f"views must be (n_samples, n_views, n_features) with those of X {X.shape}, got {array.shape}"
-            )
-        if not np.isfinite(array).all():
-            raise ValueError("views has values that are not finite; repair or remove those rows")
-        return torch.stack([self._project(_unit_rows(array[:, v])) for v in range(array.shape[1])], dim=1)
+
+def _checked_views(views: Any, X: NDArray[Any]) -> Tensor | None:  # noqa: N803
+    if views is None:
+        return None
+    array = np.asarray(views)
+    if array.ndim != 3 or (array.shape[0], array.shape[2]) != X.shape or array.shape[1] == 0:
+        raise ValueError(
+            f"views must be (n_samples, n_views, n_features) with those of X {X.shape}, got {array.shape}"
+        )
+    if not np.isfinite(array).all():
+        raise ValueError("views has values that are not finite; repair or remove those rows")
+    return _scaled_rows(array)
 
 
 def _labels(y: Any, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:  # noqa: N803
@@ -329,7 +333,10 @@ def _is_missing(label: Any) -> bool:
     return label is None or label != label or label == UNLABELED  # NaN is not equal to itself
 
 
-def _unit_rows(X: NDArray[Any]) -> Tensor:  # noqa: N803
-    """A row of zeros has no direction; it stays, similar to nothing."""
-    rows = torch.from_numpy(np.array(X, np.float32))
-    return F.normalize(rows, dim=1, eps=math.sqrt(eq.TINY))
+def _scaled_rows(rows: NDArray[Any]) -> Tensor:
+    """Rows whose largest entry is 1 in size, in float32; only their direction counts. Zeros stay.
+
+    (..., d)  ->  (..., d)
+    """
+    largest = np.abs(rows).max(axis=-1, keepdims=True)
+    return torch.from_numpy((rows / np.where(largest > 0, largest, 1)).astype(np.float32))

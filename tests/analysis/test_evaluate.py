@@ -11,8 +11,8 @@ import torch
 import ropaws
 from ropaws import RoPAWS, Run
 from ropaws.cli.main import main
-from ropaws.runs.outputs import HIDDEN, OUT
 from ropaws.runs.images import pool_truth
+from ropaws.runs.outputs import HIDDEN, OUT
 from tests import tiny
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
@@ -209,16 +210,17 @@ def check_features(values: Tensor, name: str = "features") -> None:
 
 
 def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:
-    """Mean and main directions of the center features, from one pass over them.
+    """Mean and main directions of the center features, scaled to unit length, from one pass over them.
 
     Directions are unit rows by falling variance, each with its largest entry positive; rows of zeros where
     there are fewer directions than asked for.   ->  (d,), (count, d) float64
     """
     dims = features.shape[1]
     total, products = torch.zeros(dims, dtype=torch.float64), torch.zeros(dims, dims, dtype=torch.float64)
-    offset = features[torch.arange(min(block, len(features)))].mean(dim=0)  # so that float32 is enough
+    first = F.normalize(features[torch.arange(min(block, len(features)))], dim=1)
+    offset = first.mean(dim=0)  # so that float32 is enough
     for rows in torch.arange(len(features)).split(block):
-        centered = features[rows] - offset
+        centered = F.normalize(features[rows], dim=1) - offset
         total += centered.sum(dim=0)
         products += centered.T @ centered
     shift = total / max(1, len(features))

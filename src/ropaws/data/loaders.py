@@ -79,6 +79,10 @@ class BatchStream:
         """A pass over the pool, where a new epoch starts with this step."""
         if not self.views or step % max(1, len(self.data.images) // self.batch):
             return None
+        return self.whole_pool(step)
+
+    def whole_pool(self, step: int) -> "PoolPass":
+        """A pass over the pool before this step."""
         return PoolPass(self.data, self.size, step, self.device, self.interpolation)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:

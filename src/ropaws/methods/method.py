@@ -71,6 +71,9 @@ class Method(ABC):
     def before_epoch(self, model: nn.Module, pool: PoolPass) -> None:  # noqa: B027
         """Called before the first step of each pass through the pool, for methods that score all of it."""
 
+    def after_training(self, model: nn.Module, pool: PoolPass) -> None:  # noqa: B027
+        """Called once after the last step, with the model in evaluation mode: fit what needs it as it is."""
+
     def embed(self, model: nn.Module, images: Tensor) -> Tensor:
         """Unit embeddings of normalized images.   (n, channels, size, size)  ->  (n, d)"""
         embedded: Tensor = encoder_of(model)([images])[0].h

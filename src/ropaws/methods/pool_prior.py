@@ -1,27 +1,34 @@
 """What the features of the labels and the pool say of any image, before anything is trained on the labels."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropaws import equations as eq
 from ropaws.batch import Share
 from ropaws.data.features import FeatureRows, principal_components
 from ropaws.data.loaders import PoolPass
 from ropaws.data.randomness import ANALYSIS, generator
-from ropaws.methods.density_ratio import (
-    TEMPERATURE,
-    Densities,
-    PriorCurve,
-    fit_curve,
-    log_density_ratio,
-    share_interval,
+from ropaws.methods.confidence import calibrated_temperature
+from ropaws.methods.in_class_score import (
+    EVIDENCE,
+    Known,
+    Labeled,
+    evidence,
+    evidence_weights,
+    held_out_evidence,
+    known_points,
 )
+from ropaws.methods.in_class_share import PriorCurve, fit_curve, share_interval
 from ropaws.models import Encoder
+from ropaws.models.heads import main_directions
 
 DIMS = 256  # principal components in which densities are compared
 SAMPLE = 4096  # images of the pool that its density is made of
+FOLDS = 5  # of the labels, at most
 INVERSE_PENALTY = 10.0  # scikit-learn's C, on centered unit features
 
 
@@ -29,12 +36,12 @@ class Judgment(NamedTuple):
     """Of images, by their features alone."""
 
     in_domain: Tensor  # (n,) p(in | x)
-    score: Tensor  # (n,) log ratio of the densities
+    score: Tensor  # (n,) the score behind it, on a scale without end
     log_probs: Tensor  # (n, c) of logistic regression on the labels
 
 
 class PoolPrior(nn.Module):
-    """The in-domain prior of methods/density_ratio.py with all that it needs, and logistic regression.
+    """The in-domain prior of in_class_score.py and in_class_share.py, and logistic regression.
 
     Everything is a buffer, so that it is part of checkpoints and models. `fit` fills them once, before the
     first step: in features that were trained on the labels, labeled images no longer look like others of
@@ -44,7 +51,6 @@ class PoolPrior(nn.Module):
         features: Dimensions of the features.
         classes: Number of known classes.
         pool: Number of training images.
-        temperature: Of both densities.
     """
 
     prior: Tensor
@@ -53,15 +59,18 @@ class PoolPrior(nn.Module):
     labeled: Tensor
     labels: Tensor
     sample: Tensor
+    means: Tensor
+    refined: Tensor
+    scale: Tensor
     curve: Tensor
     share: Tensor
+    confidence: Tensor
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, features: int, classes: int, pool: int, *, temperature: float = TEMPERATURE) -> None:
+    def __init__(self, features: int, classes: int, pool: int) -> None:
         super().__init__()
         self.classes = classes
-        self.temperature = temperature
         dims = min(DIMS, features)
         self.register_buffer("prior", torch.ones(pool))  # of each training image
         self.register_buffer("mean", torch.zeros(features))
@@ -69,8 +78,13 @@ class PoolPrior(nn.Module):
         self.register_buffer("labeled", torch.zeros(0, dims))  # these three take the size that fit gives them
         self.register_buffer("labels", torch.zeros(0, dtype=torch.long))
         self.register_buffer("sample", torch.zeros(0, dims))
+        self.register_buffer("means", torch.zeros(classes, dims))
+        self.register_buffer("refined", torch.zeros(classes, dims))
+        self.register_buffer("scale", torch.zeros(2, EVIDENCE))  # mean and deviation over the pool
         self.register_buffer("curve", torch.zeros(2, dtype=torch.float64))  # slope and offset
         self.register_buffer("share", torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
+        # Accuracy of logistic regression on held-out labels, temperature of the class probabilities.
+        self.register_buffer("confidence", torch.tensor([math.nan, 1.0], dtype=torch.float64))
         self.register_buffer("weight", torch.zeros(classes, dims))
         self.register_buffer("bias", torch.zeros(classes))
 
@@ -94,31 +108,53 @@ class PoolPrior(nn.Module):
         self.mean.copy_(mean)
         self.components.copy_(components)
         self.sample = self.project(features)
-        where, labels = pool.data.labeled_indices, pool.data.labels
+        where = pool.data.labeled_indices
         self.labeled = self.project(pool.map(encoder.features, where))
-        self.labels = labels.to(self.mean.device)
-        own_label, own_pool = torch.full((2, len(pool)), -1)
-        own_label[where], own_pool[chosen] = torch.arange(len(where)), torch.arange(len(chosen))
-        scores = pool.map(lambda views: self._ratio(self.project(encoder.features(views)))).cpu()
-        inside = torch.cat([where.cpu(), chosen]).unique()  # those that must not count themselves
-        scores[inside] = self._ratio(
-            self.project(pool.map(encoder.features, inside)), own_label[inside], own_pool[inside]
-        ).cpu()
-        unlabeled = own_label < 0
-        share = share_interval(scores[unlabeled], scores[where])
-        curve = fit_curve(scores[unlabeled], scores[where], share.estimate)
+        self.labels = pool.data.labels.to(self.mean.device)
+        known = known_points(Labeled(self.labeled, self.labels, self.classes), self.sample)
+        self.means.copy_(known.means)
+        self.refined.copy_(known.refined)
+        scores, held_out, unlabeled = self._training_scores(encoder, pool, chosen, where)
+        share = share_interval(scores[unlabeled], held_out)
+        curve = fit_curve(scores[unlabeled], held_out, share.estimate)
         self.curve.copy_(torch.tensor(curve))
         self.share.copy_(torch.tensor(share))
         self.prior.copy_(curve(scores))
         self.prior[where.to(self.prior.device)] = 1.0
         self._fit_regression()
 
+    def unlabeled_sample(self, pool: PoolPass) -> Tensor:
+        """Unlabeled ones among the images that the density of the pool is made of.   ->  (k,) positions"""
+        chosen = self._choose(len(pool))
+        return chosen[~torch.isin(chosen, pool.data.labeled_indices.cpu())]
+
+    def calibrate(self, near: Tensor, features: Tensor, rows: Tensor, *, share: float) -> None:
+        """Set the temperature of the class probabilities.
+
+        near (k, c) probabilities of unlabeled images by their neighbors, features (k, feature_dims) and
+        positions rows (k,) of the same; share of logistic regression
+        """
+        temperature = calibrated_temperature(
+            near,
+            self._log_probs(self.project(features)),
+            self.prior[rows.to(self.prior.device)],
+            share=share,
+            held_out=float(self.confidence[0]),
+        )
+        self.confidence[1] = temperature
+
+    @property
+    def confidence_temperature(self) -> float:
+        return float(self.confidence[1])
+
     def forward(self, features: Tensor) -> Judgment:
         """features (n, feature_dims)  ->  judgments of n images that are not among the training images"""
         points = self.project(features)
-        score = self._ratio(points)
-        logits = F.linear(points, self.weight, self.bias)
-        return Judgment(self.in_domain(score), score, logits.log_softmax(dim=1))
+        score = self._score(evidence(points, self._known))
+        return Judgment(self.in_domain(score), score, self._log_probs(points))
+
+    def _log_probs(self, points: Tensor) -> Tensor:
+        return F.linear(points, self.weight, self.bias).log_softmax(dim=1)
 
     def in_domain(self, scores: Tensor) -> Tensor:
         return PriorCurve(*self.curve.tolist())(scores)
@@ -129,15 +165,40 @@ class PoolPrior(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """Centered unit rows in the main directions.   (n, feature_dims)  ->  (n, d)"""
-        return F.normalize((features.to(self.mean) - self.mean) @ self.components.T, dim=1)
+        return F.normalize(main_directions(features.to(self.mean), self.mean, self.components), dim=1)
 
-    def _ratio(
-        self, points: Tensor, own_label: Tensor | None = None, own_pool: Tensor | None = None
-    ) -> Tensor:
-        densities = Densities(self.labeled, self.labels, self.classes, self.sample)
-        return log_density_ratio(
-            points, densities, temperature=self.temperature, own_label=own_label, own_pool=own_pool
-        )
+    @property
+    def _known(self) -> Known:
+        labeled = Labeled(self.labeled, self.labels, self.classes)
+        return Known(labeled, self.sample, self.means, self.refined)
+
+    def _training_scores(
+        self, encoder: Encoder, pool: PoolPass, chosen: Tensor, where: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of all training images, of the labels held out, and which images are unlabeled.
+
+        No image counts itself in the density of the pool.   ->  (n,), (l,), (n,) bool
+        """
+        own = torch.full((len(pool),), -1)
+        own[chosen] = torch.arange(len(chosen))
+        known = self._known
+        found = pool.map(lambda views: evidence(self.project(encoder.features(views)), known))
+        inside = self.project(pool.map(encoder.features, chosen))
+        found[chosen.to(found.device)] = evidence(inside, known, own[chosen].to(found.device))
+        unlabeled = torch.ones(len(pool), dtype=torch.bool)
+        unlabeled[where.cpu()] = False
+        rest = found[unlabeled.to(found.device)]
+        rest = found if len(rest) < 2 else rest  # everything is labeled
+        deviation, mean = torch.std_mean(rest, dim=0)
+        self.scale.copy_(torch.stack([mean, deviation.clamp_min(eq.TINY)]))
+        held_out = held_out_evidence(known.labeled, self.sample, own[where.cpu()].to(found.device))
+        return self._score(found).cpu(), self._score(held_out).cpu(), unlabeled
+
+    def _score(self, found: Tensor) -> Tensor:
+        """One number from the pieces of evidence.   (n, 3)  ->  (n,)"""
+        weights = evidence_weights(len(self.labels), len(self.labels.unique())).to(found)
+        standardized: Tensor = (found - self.scale[0]) / self.scale[1]
+        return (standardized * weights).sum(dim=1)
 
     def _choose(self, count: int) -> Tensor:
         order = torch.randperm(count, generator=generator(0, ANALYSIS))
@@ -147,6 +208,7 @@ class PoolPrior(nn.Module):
         weight, bias = logistic_regression(self.labeled, self.labels, self.classes)
         self.weight.copy_(weight)
         self.bias.copy_(bias)
+        self.confidence[0] = held_out_accuracy(self.labeled, self.labels, self.classes)
 
 
 def logistic_regression(points: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -168,3 +230,26 @@ def logistic_regression(points: Tensor, labels: Tensor, classes: int) -> tuple[T
         found, offset = torch.cat([-found, found]) / 2, torch.cat([-offset, offset]) / 2
     weight[present], bias[present] = found.to(points), offset.to(points)
     return weight, bias
+
+
+def held_out_accuracy(points: Tensor, labels: Tensor, classes: int) -> float:
+    """Of logistic regression on labels of other folds; NaN where no class has two labels.
+
+    points (l, d), labels (l,)
+    """
+    counts = torch.bincount(labels, minlength=classes)
+    folds = min(FOLDS, int(counts.max()))
+    if folds < 2:
+        return math.nan
+    by_class = labels.argsort(stable=True)
+    place = torch.empty_like(labels)
+    place[by_class] = torch.arange(len(labels), device=labels.device)
+    # Every fold has as equal a share of each class as can be.
+    starts = counts.cumsum(0) - counts
+    fold = (place - starts[labels]) % folds
+    right = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+    for number in range(folds):
+        out = fold == number
+        weight, bias = logistic_regression(points[~out], labels[~out], classes)
+        right[out] = F.linear(points[out], weight, bias).argmax(dim=1) == labels[out]
+    return float(right[counts[labels] > 1].double().mean())

@@ -13,6 +13,7 @@ from ropaws.batch import Batch, Losses, Outputs, Share
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.loaders import PoolPass
 from ropaws.distributed import gather_constants, share
+from ropaws.methods.confidence import mixed_probs
 from ropaws.methods.method import Method, check_positive, check_share, encoder_of
 from ropaws.methods.pool_prior import PoolPrior
 from ropaws.methods.propagation import Kernel
@@ -188,9 +189,22 @@ class RoPAWS(Method):
         features = encoder.features(images)
         embedding = self.embed(model, features)
         judged = pool_prior(model)(features)
-        probs = class_probabilities(embedding, support, temperature=self.temperature)
-        logits = torch.lerp(probs.clamp_min(eq.TINY).log(), judged.log_probs, self.regression_share)
-        return Outputs(embedding, logits.softmax(dim=1), judged.in_domain, judged.score)
+        near = class_probabilities(embedding, support, temperature=self.temperature)
+        temperature = pool_prior(model).confidence_temperature
+        probs = mixed_probs(near, judged.log_probs, self.regression_share, temperature)
+        return Outputs(embedding, probs, judged.in_domain, judged.score)
+
+    def after_training(self, model: nn.Module, pool: PoolPass) -> None:
+        """How sure the classifier may be: the pool's prior keeps its temperature."""
+        encoder = encoder_of(model)
+        if not self._judges_by_pool(encoder):
+            return
+        data, prior = pool.data, pool_prior(model)
+        labeled = pool.map(lambda views: self.embed(model, views), data.labeled_indices)
+        support = LabeledEmbeddings(labeled, data.labels.to(labeled.device), prior.classes)
+        features = pool.map(encoder.features, rows := prior.unlabeled_sample(pool))
+        near = class_probabilities(self.embed(model, features), support, temperature=self.temperature)
+        prior.calibrate(near, features, rows, share=self.regression_share)
 
     def in_class_share(self, model: nn.Module) -> Share | None:
         """Estimated share of the pool that belongs to the classes; None with another prior."""

@@ -1,6 +1,7 @@
 """Projection and prediction heads on top of a backbone."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -17,21 +18,45 @@ def projection_head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     )
 
 
-def linear_head(inputs: int, outputs: int) -> nn.Sequential:
-    """One Linear; its output is h. It can start where the features are good, see start_from_components."""
-    return nn.Sequential(nn.Linear(inputs, outputs))
+class ComponentsHead(nn.Linear):
+    """A linear map that starts where the features are good: as their principal components.
 
-
-@torch.no_grad()
-def start_from_components(head: nn.Sequential, mean: Tensor, components: Tensor) -> None:
-    """Start a linear head as h = components (x - mean): nearest neighbors are those of the features.
-
-    mean (inputs,), components (outputs, inputs)
+    Rows are scaled to unit length and seen as their main directions around a mean; both are set once, from
+    the pool. The trained part maps these directions to the embedding and starts as the identity, so that the
+    nearest neighbors at the start are those of the features themselves.
     """
-    linear = head[0]
-    assert isinstance(linear, nn.Linear)
-    linear.weight.copy_(components)
-    linear.bias.copy_(-(components @ mean))
+
+    mean: Tensor
+    components: Tensor
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(outputs, outputs)
+        nn.init.eye_(self.weight)
+        nn.init.zeros_(self.bias)
+        self.register_buffer("mean", torch.zeros(inputs))
+        self.register_buffer("components", torch.zeros(outputs, inputs))
+
+    def start(self, mean: Tensor, components: Tensor) -> None:
+        """mean (inputs,), components (outputs, inputs) of unit rows"""
+        self.mean.copy_(mean)
+        self.components.copy_(components)
+
+    @property
+    def started(self) -> bool:
+        return bool(self.components.any())
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(main_directions(features, self.mean, self.components))
+
+
+def main_directions(features: Tensor, mean: Tensor, components: Tensor) -> Tensor:
+    """Unit rows around the mean, in their main directions.   (..., inputs)  ->  (..., d)"""
+    return (F.normalize(features, dim=-1) - mean) @ components.T
+
+
+def linear_head(inputs: int, outputs: int) -> nn.Sequential:
+    """One linear map; its output is h."""
+    return nn.Sequential(ComponentsHead(inputs, outputs))
 
 
 class KnownFeatures(nn.Module):

@@ -4,16 +4,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws import equations as eq
 from ropaws.batch import Outputs, Share
 from ropaws.data.augment import AugmentConfig, Normalization
-from ropaws.data.features import FeatureRows
+from ropaws.data.features import FeatureRows, principal_components
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
-from ropaws.data.samplers import SupportConfig
-from ropaws.methods import LabeledEmbeddings, RoPAWS
+from ropaws.methods import LabeledEmbeddings, Method, RoPAWS
+from ropaws.methods.confidence import mixed_probs
 from ropaws.methods.pool_prior import PoolPrior
 from ropaws.methods.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
 from ropaws.methods.ropaws import pool_prior
@@ -25,23 +24,16 @@ from ropaws.methods.soft_nn import (
     nearest_same_class,
 )
 from ropaws.models import Encoder
-from ropaws.models.heads import KnownFeatures, linear_head
+from ropaws.models.heads import ComponentsHead, KnownFeatures, linear_head
+from ropaws.training import feature_head
 from ropaws.training.loop import fit
-from ropaws.training.optim import OptimConfig, build_optimizer, learning_rate
+from ropaws.training.optim import build_optimizer, learning_rate
 
 TEMPERATURES = (0.01, 0.02, 0.05, 0.07, 0.1, 0.2, 0.5)  # to choose from
-HEAD_TEMPERATURE = 0.1
 AS_GOOD = 0.02  # difference of mean log likelihood that does not count
 JUDGES = 4096  # labeled rows that choose, at most
-# How a head on features is trained, found on data that is in no table (docs/features.md).
-HEAD_OPTIM = OptimConfig(name="adam", peak=1e-3, start=1e-3, end=0.0, warmup=0, weight_decay=0.0)
-HEAD_STEPS = 300
-HEAD_BATCH = 256
-HEAD_SHARPEN = 0.5
-SUPPORT_VIEWS = 4
-SUPPORT_IMAGES = 80  # labeled images per step to aim for
-MOST_CLASSES = 100  # per step
-FOLDS = 3  # of the labels, to see whether a head helps
+FOLDS = 2  # of the labels, to see whether a head helps
+TRIAL = 3  # a trial takes one of so many of the steps
 
 
 class Labeled(NamedTuple):
@@ -63,63 +55,67 @@ class ClassifierSettings:
     label_ratio: float = 5.0
     regression_share: float = 0.5
     voters: int | None = VOTERS
-    steps: int = HEAD_STEPS
+    steps: int = feature_head.STEPS
     seed: int = 0
-
-
-def support_of(counts: list[int], *, views: int = SUPPORT_VIEWS) -> SupportConfig:
-    """The labeled batch that suits these numbers of labels per class."""
-    classes = min(len(counts), MOST_CLASSES)
-    typical = sorted(counts)[len(counts) // 2]
-    images = max(1, min(16, typical, SUPPORT_IMAGES // classes))
-    return SupportConfig(
-        classes=None if classes == len(counts) else classes, images_per_class=images, views=views
-    )
 
 
 def head_method(settings: ClassifierSettings) -> RoPAWS:
     """How a head on features is trained."""
-    method = RoPAWS(sharpen_temperature=HEAD_SHARPEN, label_ratio=settings.label_ratio, reweight_entropy=True)
+    method = replace(
+        feature_head.METHOD, label_ratio=settings.label_ratio, regression_share=settings.regression_share
+    )
     if settings.prior == "pool":
-        return replace(method, prior="pool")
-    temperature = settings.prior_temperature or "auto"
-    return replace(method, in_domain_prior=settings.prior is not None, prior_temperature=temperature)
+        return method
+    return replace(
+        method,
+        prior="distance",
+        prior_temperature=settings.prior_temperature or "auto",
+        in_domain_prior=settings.prior is not None,
+        reweight_entropy=True,
+    )
 
 
-def train_head(features: FeatureRows, labeled: Labeled, settings: ClassifierSettings) -> Encoder:
-    """A linear head that starts as the features are, trained by RoPAWS.
+def start_encoder(features: FeatureRows) -> Encoder:
+    """A head on features that has not been trained: neighbors are those of the features themselves."""
+    dims = features.shape[1]
+    projection = linear_head(dims, min(feature_head.DIMS, dims))
+    encoder = Encoder(KnownFeatures(dims), projection, nn.Identity(), frozen=True)
+    head = projection[0]
+    assert isinstance(head, ComponentsHead)
+    head.start(*principal_components(features, head.out_features))
+    return encoder
 
-    features: centered, in their main directions
-    """
-    dims, count, seed, steps = features.shape[1], len(features), settings.seed, settings.steps
+
+def train_head(
+    encoder: Encoder, features: FeatureRows, labeled: Labeled, method: Method, *, steps: int, seed: int
+) -> nn.Module:
+    """Train the head of an encoder that start_encoder made. Returns the model, in evaluation mode."""
     several = features.random_views is not None
-    method = head_method(settings)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        encoder = Encoder(KnownFeatures(dims), linear_head(dims, dims), nn.Identity(), frozen=True)
-    nn.init.eye_(encoder.projection[0].weight)  # type: ignore[arg-type]
-    nn.init.zeros_(encoder.projection[0].bias)  # type: ignore[arg-type]
-    model = method.build(encoder, classes=labeled.classes, pool=count)
+    model = method.build(encoder, classes=labeled.classes, pool=len(features))
     augment = AugmentConfig(small_crops=2 if several else 0)
     counts = torch.bincount(labeled.labels, minlength=labeled.classes).tolist()
     stream = BatchStream(
         _training_data(features, labeled),
         method.views(augment),
         method.labeled_view(augment),
-        support_of(counts, views=SUPPORT_VIEWS if several else 1),
-        min(HEAD_BATCH, count),
+        feature_head.head_support(counts, views=feature_head.SUPPORT_VIEWS if several else 1),
+        min(feature_head.BATCH, len(features)),
         seed,
         augment.size,
     )
-    rate = learning_rate(HEAD_OPTIM, steps)
-    optimizer = build_optimizer(model, HEAD_OPTIM)
+    rate = learning_rate(feature_head.OPTIM, steps)
+    optimizer = build_optimizer(model, feature_head.OPTIM)
     for _ in fit(model, method, stream.batches(0, steps), optimizer, rate, pool_pass=stream.pool_pass):
         pass
-    return encoder.eval()
+    return model.eval()
 
 
 def _training_data(features: FeatureRows, labeled: Labeled) -> TrainingData:
     return TrainingData(features, labeled.rows, labeled.labels, Normalization((0.0,), (1.0,)))
+
+
+def _pool_pass(features: FeatureRows, labeled: Labeled) -> PoolPass:
+    return PoolPass(_training_data(features, labeled), 1, 0, torch.device("cpu"))
 
 
 class FeatureClassifier:
@@ -129,7 +125,7 @@ class FeatureClassifier:
     nearest-neighbor classifier of a trained head, or labels propagated through the rows as they are.
 
     Args:
-        features: Centered rows in their main directions, and views of them if there are any.
+        features: Rows, and views of them if there are any.
         labeled: The labeled ones.
         settings: What to fit.
     """
@@ -137,30 +133,31 @@ class FeatureClassifier:
     def __init__(self, features: FeatureRows, labeled: Labeled, settings: ClassifierSettings) -> None:
         self.settings = settings
         self.classes = labeled.classes
-        self.head = train_head(features, labeled, settings) if settings.head else None
-        if self.head is not None and settings.prior == "pool":
-            self.prior = pool_prior(self.head)
-        else:
-            self.prior = self._fitted_prior(features, labeled)
+        self.encoder = start_encoder(features)
+        if settings.head:
+            method, steps, seed = head_method(settings), settings.steps, settings.seed
+            train_head(self.encoder, features, labeled, method, steps=steps, seed=seed)
+        judged = settings.head and settings.prior == "pool"
+        self.prior = pool_prior(self.encoder) if judged else self._fitted_prior(features, labeled)
         self.support = LabeledEmbeddings(self.embed(features[labeled.rows]), labeled.labels, labeled.classes)
         self.temperature = self._chosen_temperature()
         self.prior_temperature = self._chosen_prior_temperature()
         self.voters = None if settings.head else self._solved_voters(features, labeled)
+        self._calibrate(features, labeled)
 
     def embed(self, features: Tensor) -> Tensor:
-        """Unit rows in which neighbors are compared.   (n, d)  ->  (n, d)"""
-        if self.head is None:
-            return F.normalize(features, dim=1)
+        """Unit rows in which neighbors are compared.   (n, d)  ->  (n, e)"""
         with torch.no_grad():
-            embedded: Tensor = self.head([features])[0].h
+            embedded: Tensor = self.encoder([features])[0].h
         return embedded
 
     def predict(self, features: Tensor) -> Outputs:
         """What the classifier says of rows.   (n, d)  ->  Outputs of n rows; probs are given in-class"""
         judged = self.prior(features)
         embedding = self.embed(features)
-        log_probs = self._neighbor_probs(embedding).clamp_min(eq.TINY).log()
-        probs = torch.lerp(log_probs, judged.log_probs, self.settings.regression_share).softmax(dim=1)
+        near = self._neighbor_probs(embedding)
+        share, temperature = self.settings.regression_share, self.prior.confidence_temperature
+        probs = mixed_probs(near, judged.log_probs, share, temperature)
         if self.settings.prior == "pool":
             return Outputs(embedding, probs, judged.in_domain, judged.score)
         in_domain = torch.ones(len(features))
@@ -177,21 +174,26 @@ class FeatureClassifier:
 
     def _fitted_prior(self, features: FeatureRows, labeled: Labeled) -> PoolPrior:
         prior = PoolPrior(features.shape[1], labeled.classes, len(features))
-        same = Encoder(KnownFeatures(features.shape[1]), nn.Sequential(), nn.Identity(), frozen=True)
         with torch.no_grad():
-            prior.fit(same, PoolPass(_training_data(features, labeled), 1, 0, torch.device("cpu")))
+            prior.fit(self.encoder, _pool_pass(features, labeled))
         return prior
+
+    @torch.no_grad()
+    def _calibrate(self, features: FeatureRows, labeled: Labeled) -> None:
+        rows = self.prior.unlabeled_sample(_pool_pass(features, labeled))
+        near = self._neighbor_probs(self.embed(features[rows]))
+        self.prior.calibrate(near, features[rows], rows, share=self.settings.regression_share)
 
     def _chosen_temperature(self) -> float:
         """The most likely one, each labeled row predicted by the others; a head was trained with its own."""
         if self.settings.temperature is not None:
             return self.settings.temperature
-        if self.head is not None:
-            return HEAD_TEMPERATURE
+        if self.settings.head:
+            return feature_head.METHOD.temperature
         labels = self.support.labels
         rows = (torch.bincount(labels)[labels] > 1).nonzero().squeeze(1)[:JUDGES]
         if len(rows) < 2:
-            return HEAD_TEMPERATURE
+            return feature_head.METHOD.temperature
         labels = labels[rows]
         judges = LabeledEmbeddings(self.support.embeddings[rows], labels, self.classes)
 
@@ -228,7 +230,7 @@ class FeatureClassifier:
             return None
         chosen = rows[choose_voters(len(rows), self.settings.voters, seed=self.settings.seed)]
         prior = self.prior.prior[chosen] if self.settings.prior == "pool" else None
-        points = F.normalize(features[chosen], dim=1)
+        points = self.embed(features[chosen])
         return solve_voters(points, self.support.embeddings, self.support.one_hot, self._kernel, prior=prior)
 
     def _neighbor_probs(self, embedding: Tensor) -> Tensor:
@@ -270,7 +272,7 @@ def try_head(features: FeatureRows, labeled: Labeled, settings: ClassifierSettin
         rest = Labeled(labeled.rows[kept], labeled.labels[kept], labeled.classes)
         right = []
         for head in (True, False):
-            short = replace(settings, head=head, steps=max(1, settings.steps // 2))
+            short = replace(settings, head=head, steps=max(1, settings.steps // TRIAL))
             found = FeatureClassifier(features, rest, short).predict(features[labeled.rows[held]])
             right.append((found.probs.argmax(dim=1) == labeled.labels[held]).float())
         differences.append(right[0] - right[1])

@@ -89,6 +89,14 @@ def fit(
         began = time.perf_counter()
 
 
+def finish(model: nn.Module, method: Method, pool: PoolPass) -> nn.Module:
+    """What a method does after the last step. Returns the model, in evaluation mode."""
+    model.eval()
+    with torch.no_grad():
+        method.after_training(model, pool)
+    return model
+
+
 def _mean_losses(losses: Losses) -> Losses:
     """The same in all processes, in one message: so all of them see a loss that is not a number."""
     values = torch.stack([losses.total.detach(), *(v.to(losses.total) for v in losses.parts.values())])

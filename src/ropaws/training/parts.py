@@ -21,14 +21,14 @@ from ropaws.data.samplers import support_indices, support_share, unlabeled_indic
 from ropaws.data.splits import Labeled, choose_split
 from ropaws.distributed import gather_constants, place
 from ropaws.models import FEATURES, Encoder, build_encoder, load_init, pretrained_normalization
-from ropaws.models.heads import start_from_components
+from ropaws.models.heads import ComponentsHead
 from ropaws.models.synced_norm import synchronize_norms
 from ropaws.runs.embedding import embed_corpus, embedding_of
 from ropaws.runs.facts import DataFacts, digest_images, read_facts
 from ropaws.runs.layout import DATA
 from ropaws.runs.run import with_method_parts
 from ropaws.training.hardware import Precision, choose_device, choose_precision, half_type
-from ropaws.training.loop import fit
+from ropaws.training.loop import finish, fit
 from ropaws.training.optim import LARS, build_optimizer, learning_rate
 from ropaws.training.progress import watch_files
 
@@ -123,11 +123,9 @@ def build(
         torch.manual_seed(config.train.seed)
         encoder = build_encoder(config.model, channels=facts.channels, autocast=half_type(precision))
         if starts:  # before the method copies any weight
-            random = encoder.projection.state_dict()["0.weight"].clone()
             left_out = load_init(encoder, config.model, config.method.init, channels=facts.channels)
             corpus = with_features(config, corpus, facts, encoder.to(device), console)
-            if torch.equal(encoder.projection.state_dict()["0.weight"].cpu(), random):  # no other run's head
-                _start_head(config, corpus, encoder)
+            _start_head(corpus, encoder)
         model = with_method_parts(config, facts, encoder).to(device)
     synchronize_norms(model, device)
     optimizer = build_optimizer(model, config.optim)
@@ -167,13 +165,11 @@ def with_features(
     )
 
 
-def _start_head(config: RunConfig, corpus: Corpus, encoder: Encoder) -> None:
-    """A linear head starts as the principal components of the features, where those are known."""
-    features = features_of(corpus.train_images)
-    if config.model.head == "linear" and features is not None:
-        start_from_components(
-            encoder.projection, *principal_components(features, config.model.projection_dims)
-        )
+def _start_head(corpus: Corpus, encoder: Encoder) -> None:
+    """A linear head starts as the principal components of the features, unless it is another run's."""
+    features, head = features_of(corpus.train_images), encoder.projection[0]
+    if features is not None and isinstance(head, ComponentsHead) and not head.started:
+        head.start(*principal_components(features, head.out_features))
 
 
 def stream_of(config: RunConfig, parts: Parts) -> BatchStream:
@@ -211,7 +207,7 @@ def fit_in_memory(config: RunConfig, corpus: Corpus, facts: DataFacts, device: s
         stream.pool_pass,
     ):
         pass
-    return parts.model.eval()
+    return finish(parts.model, config.method, stream.whole_pool(total))
 
 
 def seconds_per_step(config: RunConfig, parts: Parts) -> float:

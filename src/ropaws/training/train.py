@@ -55,7 +55,7 @@ from ropaws.training.hardware import (
     keep_freed_memory,
 )
 from ropaws.training.interrupt import stop_between_steps
-from ropaws.training.loop import Taken, TrainingDivergedError, fit
+from ropaws.training.loop import Taken, TrainingDivergedError, finish, fit
 from ropaws.training.optim import learning_rate
 from ropaws.training.parts import Parts, build, prepare, seconds_per_step, stream_of, with_features
 from ropaws.training.progress import show_progress, watch_files
@@ -351,6 +351,7 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
             if stop:
                 wait_for_all()  # no process ends before the checkpoint is whole
                 raise TrainingStopped(run, taken.step)
+    finish(parts.model, config.method, stream.whole_pool(total))
     if writes:
         _finish(run, config, parts, console, len(stream.unreadable) - len(parts.corpus.unreadable))
     wait_for_all()

@@ -1,25 +1,21 @@
-"""An in-domain prior that needs no temperature of its own: the pool says how common a point is.
+"""From scores of labels and pool to probabilities: an in-domain prior that needs no temperature.
 
-In the language of the paper: the labels give a density p(x | in), Eq. (4), the pool gives p(x), and by Bayes'
-rule p(in | x) = p(in) p(x | in) / p(x). Both are kernel density estimates on features that have not been
-fitted to these labels. So a labeled image, judged by the others, looks like any in-class image of the pool:
-its log ratio is an unbiased sample of theirs (positive-unlabeled learning). From the log ratios of labels and
-pool follow the share p(in) of the pool and a monotone curve that maps a log ratio to p(in | x).
+On features that were not fitted to the labels, a labeled image that is judged by the others looks like any
+in-class image of the pool, and the pool is the mixture of in-class and out-of-class images
+(positive-unlabeled learning). So with densities f of a score s, p(in | x) = min(1, p(in) f_labels(s) /
+f_pool(s)).
 """
 
 import math
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.batch import Share
 
-TEMPERATURE = 0.2  # of both densities, on centered unit features
-BLOCK_BYTES = 1 << 25
 # The share is read where this part of the labeled scores, at least, lies above: fewer say little.
 LEAST_KEPT = 0.3
 CONFIDENCE = 0.1  # 1 - level of the bounds that choose where to read it
@@ -27,71 +23,6 @@ DRAWS = 200  # of the labels, for the interval
 INTERVAL = (0.05, 0.95)
 SURE = 0.999  # a share above it is all of the pool
 MOST_OFFSET = 60.0
-
-
-class Densities(NamedTuple):
-    """The points that both densities are made of; unit rows."""
-
-    labeled: Tensor  # (l, d)
-    classes: Tensor  # (l,) class of each
-    class_count: int
-    pool: Tensor  # (m, d) a sample of the pool
-
-
-def log_density_ratio(
-    queries: Tensor,
-    points: Densities,
-    *,
-    temperature: float = TEMPERATURE,
-    own_label: Tensor | None = None,
-    own_pool: Tensor | None = None,
-) -> Tensor:
-    """s(x) = log p(x | in) - log p(x), up to nothing: both are means of the same kernel.
-
-    p(x | in) = 1/c sum_y 1/n_y sum_{i of y} k(x, x_i), each class with the same say (Eq. 4 and 5);
-    p(x) = 1/m sum_j k(x, x_j); k(x, x') = exp((cos(x, x') - 1) / t).
-
-    Args:
-        queries: (n, d) unit rows.
-        points: Labeled points and the sample of the pool.
-        temperature: Of the kernel.
-        own_label: (n,) position of each query among the labeled points, which then does not count; -1 for
-            none.
-        own_pool: (n,) the same for the sample of the pool.
-
-    Returns:
-        (n,), high where labels are dense. A class without any other label is left out of the mean.
-    """
-    width = max(1, len(points.labeled) + len(points.pool))
-    size = max(1, BLOCK_BYTES // (4 * width))
-    counts = torch.bincount(points.classes, minlength=points.class_count).to(queries)
-    parts = []
-    for start in range(0, len(queries), size):
-        rows = slice(start, start + size)
-        block = queries[rows]
-        to_labeled = (eq.cosine(block, points.labeled) - 1) / temperature
-        to_pool = (eq.cosine(block, points.pool) - 1) / temperature
-        others = counts.expand(len(block), -1)
-        if own_label is not None:
-            mine, column = _present(own_label[rows])
-            to_labeled[mine, column] = -math.inf
-            others = others.clone()
-            others[mine, points.classes[column]] -= 1
-        left = torch.full((len(block),), float(len(points.pool))).to(queries)
-        if own_pool is not None:
-            mine, column = _present(own_pool[rows])
-            to_pool[mine, column] = -math.inf
-            left[mine] -= 1
-        to_labeled = to_labeled - others[:, points.classes].clamp_min(1).log()
-        inside = to_labeled.logsumexp(dim=1) - (others > 0).sum(dim=1).clamp_min(1).log()
-        parts.append(inside - to_pool.logsumexp(dim=1) + left.clamp_min(1).log())
-    return torch.cat(parts) if parts else queries.new_empty(0)
-
-
-def _present(own: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows that have an own position, and that position."""
-    rows = (own >= 0).nonzero().squeeze(1)
-    return rows, own[rows]
 
 
 def in_class_share(pool: Tensor, labeled: Tensor) -> float:
@@ -118,7 +49,11 @@ def _best_bin(pool: NDArray[np.float64], labeled: NDArray[np.float64]) -> float:
 
 
 def share_interval(pool: Tensor, labeled: Tensor, *, seed: int = 0) -> Share:
-    """The share, and the range that other draws of as many labels would give (bootstrap)."""
+    """The share, and the range that other draws of as many labels would give (bootstrap).
+
+    The least bound is too low by chance, in the draws as in the labels themselves; the upper end allows for
+    the difference (basic bootstrap).
+    """
     estimate = in_class_share(pool, labeled)
     found, scores = np.sort(_finite(pool)), _finite(labeled)
     if len(found) == 0 or len(scores) < 2:
@@ -126,11 +61,12 @@ def share_interval(pool: Tensor, labeled: Tensor, *, seed: int = 0) -> Share:
     random = np.random.default_rng(seed)
     draws = [_best_bin(found, np.sort(random.choice(scores, len(scores)))[::-1]) for _ in range(DRAWS)]
     low, high = np.quantile(draws, INTERVAL)
-    return Share(estimate, min(float(low), estimate), max(float(high), estimate))
+    high = min(1.0, max(float(high), 2 * estimate - float(low)))
+    return Share(estimate, min(float(low), estimate), max(high, estimate))
 
 
 class PriorCurve(NamedTuple):
-    """p(in | x) = min(1, exp(slope s(x) + offset)), monotone in the log ratio s."""
+    """p(in | x) = min(1, exp(slope s(x) + offset)), monotone in the score s."""
 
     slope: float
     offset: float
@@ -168,7 +104,7 @@ def _logistic_slope(pool: NDArray[np.float64], labeled: NDArray[np.float64]) -> 
     values = np.concatenate([pool, labeled])[:, None]
     is_labeled = np.repeat([0, 1], [len(pool), len(labeled)])
     weights = np.repeat([len(labeled) / len(pool), 1.0], [len(pool), len(labeled)])
-    fitted = LogisticRegression(C=1.0).fit(values, is_labeled, sample_weight=weights)
+    fitted = LogisticRegression(C=10.0).fit(values, is_labeled, sample_weight=weights)
     return float(fitted.coef_[0, 0])
 
 

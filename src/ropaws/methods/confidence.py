@@ -1,0 +1,66 @@
+"""Probabilities that mean what they say: a mix of two classifiers, at a temperature that the pool gives.
+
+A head that was trained on the labels is always right about them, so they cannot tell how sure it should be.
+Two things can: how often logistic regression is right on labels that were held out, and how often it agrees
+with the head on the pool.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ropaws import equations as eq
+
+AGREEMENT_SHARE = 0.75  # where no label can be held out; found on data that is in no table
+TEMPERATURES = (0.2, 20.0)
+
+
+def mixed_probs(near: Tensor, regression: Tensor, share: float, temperature: float = 1.0) -> Tensor:
+    """Geometric mean of the soft nearest-neighbor classifier and of logistic regression.
+
+    near (n, c) probabilities, regression (n, c) log probabilities; share of the regression
+    ->  (n, c), rows sum to 1
+    """
+    mixed: Tensor = torch.lerp(near.clamp_min(eq.TINY).log(), regression, share)
+    return (mixed / temperature).softmax(dim=1)
+
+
+def expected_accuracy(agreement: float, held_out: float, classes: int) -> float:
+    """How often the mix is right on in-class images; held_out is NaN where no label can be.
+
+    Held-out labels are judged by fewer labels and without the pool, which is too low a figure; agreement is
+    too high a one, as both classifiers may be wrong together.
+    """
+    guess = AGREEMENT_SHARE * agreement if math.isnan(held_out) else (held_out + agreement) / 2
+    return max(1 / max(1, classes), min(0.99, guess))
+
+
+def calibrated_temperature(
+    near: Tensor, regression: Tensor, weights: Tensor, *, share: float, held_out: float
+) -> float:
+    """The temperature at which the mean confidence is the expected accuracy.
+
+    Args:
+        near: (n, c) probabilities of unlabeled images, by their neighbors.
+        regression: (n, c) log probabilities of the same.
+        weights: (n,) how likely each of them is in-class.
+        share: Of the regression in the mix.
+        held_out: Accuracy of the regression on held-out labels; NaN if unknown.
+
+    Returns:
+        1 where there is no image or one class only.
+    """
+    classes = near.shape[1]
+    if len(near) == 0 or classes < 2 or float(weights.sum()) <= 0:
+        return 1.0
+    weights = weights.double() / weights.double().sum()
+    agreement = float((weights * (near.argmax(dim=1) == regression.argmax(dim=1))).sum())
+    target = expected_accuracy(agreement, held_out, classes)
+    low, high = (math.log(bound) for bound in TEMPERATURES)
+    for _ in range(40):
+        middle = (low + high) / 2
+        sure = mixed_probs(near, regression, share, math.exp(middle)).amax(dim=1)
+        above = float((weights * sure).sum()) > target
+        low, high = (middle, high) if above else (low, middle)
+    return math.exp((low + high) / 2)

@@ -1,0 +1,171 @@
+"""How much a point looks like the known classes: a score that the labels and the pool give together.
+
+It is made of features that have not been fitted to the labels, so that a labeled image, judged by the other
+labels, looks like any in-class image of the pool. Three pieces of evidence, each standardized over the pool:
+the ratio of the densities of labels and pool, which is local; the similarity to the nearest class mean, which
+hears all labels of a class; and the similarity to class means that in-class images of the pool have joined,
+which matters most with one label per class (Boudiaf et al. 2023, OSLO).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropaws import equations as eq
+
+DENSITY_TEMPERATURE = 0.2  # of both densities, on centered unit features
+BLOCK_BYTES = 1 << 25
+MOST_FOLDS = 64  # of the labels, each judged by the other folds
+# Of the refinement, as in OSLO but for the weight of labels.
+ROUNDS = 2
+INLIER_TEMPERATURE = 0.05
+CLASS_TEMPERATURE = 0.1
+LABEL_WEIGHT = 5.0  # of a label against an image of the pool that is in-class for sure, as r in the paper
+REFINED_TEMPERATURE = 0.2  # of the soft maximum over classes
+EVIDENCE = 3
+
+
+class Labeled(NamedTuple):
+    """Labeled points; unit rows."""
+
+    points: Tensor  # (l, d)
+    classes: Tensor  # (l,) class of each
+    class_count: int
+
+
+class Known(NamedTuple):
+    """What points are compared with; unit rows."""
+
+    labeled: Labeled
+    pool: Tensor  # (m, d) a sample of the pool
+    means: Tensor  # (c, d) of the labels of each class; zeros without any
+    refined: Tensor  # (c, d) the same with in-class images of the pool
+
+
+def known_points(labeled: Labeled, pool: Tensor) -> Known:
+    """labeled, pool (m, d) unit rows"""
+    return Known(labeled, pool, class_means(labeled), refined_means(labeled, pool))
+
+
+def class_means(labeled: Labeled) -> Tensor:
+    """Direction of each class.   ->  (c, d) unit rows; zeros for a class without labels"""
+    return F.normalize(_one_hot(labeled).T @ labeled.points, dim=1)
+
+
+def refined_means(labeled: Labeled, pool: Tensor) -> Tensor:
+    """Directions of the classes, with images of the pool that look in-class.
+
+    From class means w_k and uniform z, twice:  xi_i = sigmoid(sum_k z_ik cos(x_i, w_k) / t_s),
+    z_i = softmax_k(xi_i cos(x_i, w_k) / t_z),  w_k = mean of the labels of k, each with weight 5, and of the
+    pool with weights xi_i z_ik. With centered features a cosine of 0 is the border between in and out.
+    pool (m, d)  ->  (c, d) unit rows; zeros for a class without labels
+    """
+    one_hot = _one_hot(labeled)
+    present = one_hot.sum(dim=0) > 0
+    one_hot = one_hot[:, present]
+    sums = one_hot.T @ labeled.points
+    means, count = F.normalize(sums, dim=1), one_hot.shape[1]
+    shares = pool.new_full((len(pool), count), 1 / max(1, count))
+    for _ in range(ROUNDS):
+        cosines = pool @ means.T
+        inlier = ((shares * cosines).sum(dim=1, keepdim=True) / INLIER_TEMPERATURE).sigmoid()
+        shares = (inlier * cosines / CLASS_TEMPERATURE).softmax(dim=1)
+        means = F.normalize(LABEL_WEIGHT * sums + (inlier * shares).T @ pool, dim=1)
+    refined = pool.new_zeros(labeled.class_count, pool.shape[1])
+    refined[present] = means
+    return refined
+
+
+def _one_hot(labeled: Labeled) -> Tensor:
+    return F.one_hot(labeled.classes, labeled.class_count).to(labeled.points)
+
+
+def log_density_ratio(
+    queries: Tensor,
+    labeled: Labeled,
+    pool: Tensor,
+    *,
+    temperature: float = DENSITY_TEMPERATURE,
+    own: Tensor | None = None,
+) -> Tensor:
+    """s(x) = log p(x | in) - log p(x), where both are means of the same kernel.
+
+    p(x | in) = 1/c sum_y 1/n_y sum_{i of y} k(x, x_i), each class with the same say (Eq. 4 and 5);
+    p(x) = 1/m sum_j k(x, x_j); k(x, x') = exp((cos(x, x') - 1) / t).
+
+    Args:
+        queries: (n, d) unit rows.
+        labeled: Labeled points; classes without any are left out of the mean.
+        pool: (m, d) sample of the pool.
+        temperature: Of the kernel.
+        own: (n,) position of each query in the sample, which then does not count; -1 for none.
+
+    Returns:
+        (n,), high where labels are dense.
+    """
+    counts = torch.bincount(labeled.classes, minlength=labeled.class_count).to(queries)
+    to_labeled = (eq.cosine(queries, labeled.points) - 1) / temperature - counts[labeled.classes].log()
+    inside = to_labeled.logsumexp(dim=1) - (counts > 0).to(queries).sum().log()
+    to_pool = (eq.cosine(queries, pool) - 1) / temperature
+    others = queries.new_full((len(queries),), len(pool))
+    if own is not None:
+        rows = (own >= 0).nonzero().squeeze(1)
+        to_pool[rows, own[rows]] = -math.inf
+        others[rows] -= 1
+    return inside - to_pool.logsumexp(dim=1) + others.clamp_min(1).log()
+
+
+def evidence(queries: Tensor, known: Known, own: Tensor | None = None) -> Tensor:
+    """The three pieces, each high where a point looks in-class.
+
+    queries (n, d) unit rows, own (n,) as in log_density_ratio  ->  (n, 3)
+    """
+    size = max(1, BLOCK_BYTES // (4 * max(1, len(known.labeled.points) + len(known.pool))))
+    starts = range(0, len(queries), size)
+    parts = [
+        _evidence(queries[start : start + size], known, None if own is None else own[start : start + size])
+        for start in starts
+    ]
+    return torch.cat(parts) if parts else queries.new_empty(0, EVIDENCE)
+
+
+def _evidence(queries: Tensor, known: Known, own: Tensor | None) -> Tensor:
+    missing = torch.bincount(known.labeled.classes, minlength=known.labeled.class_count) == 0
+    nearest, refined = (
+        (queries @ means.T).masked_fill(missing, -math.inf) for means in (known.means, known.refined)
+    )
+    pieces = (
+        log_density_ratio(queries, known.labeled, known.pool, own=own),
+        nearest.amax(dim=1),
+        (refined / REFINED_TEMPERATURE).logsumexp(dim=1),
+    )
+    return torch.stack(pieces, dim=1)
+
+
+def held_out_evidence(labeled: Labeled, pool: Tensor, own: Tensor) -> Tensor:
+    """Of the labels, each judged by those of other folds; one by one up to 64 labels.
+
+    The only label of a class is judged by the other classes. A lone label has no evidence: NaN.
+    pool (m, d) sample of the pool, own (l,) position of each label in it, -1 for none  ->  (l, 3)
+    """
+    count = len(labeled.points)
+    folds = torch.empty(count, dtype=torch.long, device=labeled.points.device)
+    by_class = labeled.classes.argsort(stable=True)
+    folds[by_class] = torch.arange(count, device=folds.device) % MOST_FOLDS
+    found = pool.new_full((count, EVIDENCE), math.nan)
+    for fold in range(min(count, MOST_FOLDS)):
+        out = folds == fold
+        if out.all():
+            break
+        rest = labeled._replace(points=labeled.points[~out], classes=labeled.classes[~out])
+        found[out] = evidence(labeled.points[out], known_points(rest, pool), own[out])
+    return found
+
+
+def evidence_weights(labels: int, classes: int) -> Tensor:
+    """Weights that sum to 1; what the pool says counts for more where classes have few labels.   ->  (3,)"""
+    weights = torch.tensor([1.0, 1.0, 1.0 + 2 * max(1, classes) / max(1, labels)])
+    return weights / weights.sum()
