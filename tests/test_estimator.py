@@ -1,17 +1,25 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import ropaws
 from ropaws import RoPAWSClassifier
 from ropaws import equations as eq
+from ropaws.data.features import FeatureRows
+from ropaws.evaluation.ood import detection
+from ropaws.training import feature_classifier
 from tests.evaluation.test_pool import blobs
 
 
 @parametrize_with_checks(
-    [RoPAWSClassifier()],
+    [RoPAWSClassifier(steps=3), RoPAWSClassifier(head=None)],
     expected_failed_checks=lambda _: {
         "check_classifiers_classes": "takes -1 for a class, here it is unlabeled"
     },
@@ -29,42 +37,163 @@ def semi(seed=0, labels_each=2):
     return points.numpy(), y, truth.numpy()
 
 
-def test_it_spreads_labels_and_knows_what_is_of_no_class():
-    points, y, truth = semi()
-    model = RoPAWSClassifier().fit(points, y)
+def prepared(points, around):
+    """As the estimator sees rows: unit length, centered; twice, as the head does it again."""
+    for _ in range(2):
+        mean = F.normalize(around, dim=1).mean(dim=0)
+        points, around = F.normalize(points, dim=1) - mean, F.normalize(around, dim=1) - mean
+    return F.normalize(points, dim=1)
+
+
+@pytest.mark.parametrize("head", ["linear", None])
+def test_it_spreads_labels_and_knows_what_is_of_no_class(head):
+    points, y, truth = semi(labels_each=4)
+    model = RoPAWSClassifier(head=head).fit(points, y)
     known = truth < 3
+    assert model.head_ == head
     assert (model.predict(points[known]) == truth[known]).mean() > 0.98
     assert (model.transduction_[known] == truth[known]).mean() > 0.98
     inside = model.in_domain(points)
-    assert inside[known].mean() > 0.5 > 3 * inside[~known].mean()
-    probs = model.predict_proba(points)
-    np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-5)
-    assert probs[~known].max(axis=1).mean() < probs[known].max(axis=1).mean()
+    assert inside[known].mean() > 0.7
+    assert inside[~known].mean() < 0.2
+    assert detection(torch.from_numpy(model.score_in_domain(points)), torch.from_numpy(known)).auroc > 0.99
+    assert model.in_class_share_.low <= 0.75 <= model.in_class_share_.high
+    np.testing.assert_allclose(model.predict_proba(points).sum(axis=1), 1, rtol=1e-9)
 
 
-def test_without_unlabeled_rows_and_prior_it_is_paws():
+def test_without_unlabeled_rows_prior_and_regression_it_is_paws():
     points, truth = blobs(10, 3, seed=1)
-    model = RoPAWSClassifier(temperature=0.1, prior_temperature=None).fit(points.numpy(), truth.numpy())
+    model = RoPAWSClassifier(head=None, temperature=0.1, prior=None, regression_share=0)
+    model.fit(points.numpy(), truth.numpy())
     queries, _ = blobs(4, 3, seed=2)
-    expected = eq.soft_nn(queries, points, F.one_hot(truth, 3).float(), temperature=0.1)
-    np.testing.assert_allclose(model.predict_proba(queries.numpy()), expected, rtol=1e-5)
+    expected = eq.soft_nn(
+        prepared(queries, points), prepared(points, points), F.one_hot(truth, 3).float(), temperature=0.1
+    )
+    np.testing.assert_allclose(model.predict_proba(queries.numpy()), expected, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(model.in_domain(queries.numpy()), 1, rtol=1e-6)
 
 
-def test_unlabeled_rows_get_the_closed_form():
+def test_without_a_head_labels_propagate_to_the_closed_form():
     points, y, _ = semi()
-    model = RoPAWSClassifier(temperature=0.1, prior_temperature=0.2).fit(points, y)
-    rows = F.normalize(torch.from_numpy(points), dim=1)
+    model = RoPAWSClassifier(
+        head=None, temperature=0.1, prior="distance", prior_temperature=0.2, regression_share=0
+    ).fit(points, y)
+    rows = prepared(torch.from_numpy(points), torch.from_numpy(points))
     support, labels = rows[y >= 0], F.one_hot(torch.from_numpy(y[y >= 0]), 3).float()
     expected = eq.ropaws_posterior(rows[y < 0], support, labels, prior_temperature=0.2)
-    assert np.array_equal(model.transduction_[y < 0], expected.probs.argmax(dim=1).numpy())
+    assert model.prior_temperature_ == 0.2
+    sure = expected.in_domain > 0.2
+    winners = expected.probs.argmax(dim=1)
+    assert np.array_equal(model.transduction_[y < 0][sure], winners[sure].numpy())
 
 
-def test_it_scales_rows_itself_and_does_not_mind_their_length():
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_scale_of_features_does_not_matter(scale):
     points, y, _ = semi()
-    lengths = np.random.default_rng(0).uniform(0.1, 10, (len(points), 1)).astype(np.float32)
-    plain, scaled = (RoPAWSClassifier().fit(x, y).predict_proba(points) for x in (points, points * lengths))
-    np.testing.assert_allclose(plain, scaled, rtol=1e-3, atol=1e-5)
+    lengths = np.random.default_rng(0).uniform(0.1, 10, (len(points), 1)) * scale
+    plain = RoPAWSClassifier(steps=30).fit(points, y).predict_proba(points)
+    scaled = RoPAWSClassifier(steps=30).fit(points * lengths, y).predict_proba(points)
+    np.testing.assert_allclose(plain, scaled, rtol=1e-2, atol=1e-4)
+
+
+def test_views_are_learned_from_and_checked():
+    points, y, truth = semi()
+    noise = np.random.default_rng(0).normal(size=(len(points), 3, points.shape[1]))
+    views = points[:, None] + 0.1 * noise
+    model = RoPAWSClassifier(steps=50).fit(points, y, views=views)
+    known = truth < 3
+    assert (model.predict(points[known]) == truth[known]).mean() > 0.98
+    other = RoPAWSClassifier(steps=50).fit(points, y)
+    assert not np.array_equal(model.transform(points), other.transform(points))
+    with pytest.raises(ValueError, match=r"views must be \(n_samples, n_views, n_features\)"):
+        RoPAWSClassifier().fit(points, y, views=views[:5])
+    views[3, 1, 0] = np.nan
+    with pytest.raises(ValueError, match="views has values that are not finite"):
+        RoPAWSClassifier().fit(points, y, views=views)
+
+
+def test_a_head_is_trained_unless_labels_speak_against_it(monkeypatch):
+    points, y, _ = semi(labels_each=4)
+    model = RoPAWSClassifier(steps=20).fit(points, y)
+    assert model.head_ == "linear"
+    assert "points (standard error" in model.head_reason_
+
+    def ruined(encoder, *_args, **_kwargs):
+        torch.nn.init.zeros_(encoder.projection[0].weight)
+        torch.nn.init.ones_(encoder.projection[0].bias)
+        return encoder
+
+    monkeypatch.setattr(feature_classifier, "train_head", ruined)
+    settings = feature_classifier.ClassifierSettings(prior="distance", steps=20, regression_share=0.0)
+    labeled = feature_classifier.Labeled(
+        torch.from_numpy(np.flatnonzero(y >= 0)), torch.from_numpy(y[y >= 0]), 3
+    )
+    trial = feature_classifier.try_head(FeatureRows(torch.from_numpy(points)), labeled, settings)
+    assert not trial.use
+    assert trial.reason.startswith("with a head -")
+
+
+def test_where_there_is_nothing_to_learn_from_there_is_no_head():
+    points, y, truth = semi()
+    assert "one class" in RoPAWSClassifier().fit(points, np.where(y > 0, -1, y)).head_reason_
+    full = RoPAWSClassifier().fit(points, truth)
+    assert full.head_ is None
+    assert "no unlabeled row" in full.head_reason_
+    single = RoPAWSClassifier(steps=20).fit(*semi(labels_each=1)[:2])
+    assert single.head_ == "linear"
+    assert "one label only" in single.head_reason_
+
+
+def test_it_transforms_in_pipelines_survives_pickling_and_gives_frames():
+    points, y, _ = semi()
+    model = make_pipeline(StandardScaler(), RoPAWSClassifier(steps=20)).fit(points, y)
+    again = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(model.predict_proba(points), again.predict_proba(points))
+    rows = model.transform(points)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, rtol=1e-5)
+    copy = clone(model[-1]).set_params(steps=10)
+    assert copy.get_params()["steps"] == 10
+    assert not hasattr(copy, "classes_")
+    named = RoPAWSClassifier(steps=20).set_output(transform="pandas").fit(points, y).transform(points)
+    assert list(named.columns)[:2] == ["ropawsclassifier0", "ropawsclassifier1"]
+
+
+@pytest.mark.parametrize("missing", [None, "", np.nan, -1])
+def test_names_with_missing_ones(missing):
+    points, y, truth = semi()
+    names = np.array(["cat", "dog", "owl"], object)
+    mixed = np.array([names[label] if label >= 0 else missing for label in y], object)
+    model = RoPAWSClassifier(steps=20).fit(points, mixed)
+    assert model.classes_.tolist() == ["cat", "dog", "owl"]
+    known = truth < 3
+    assert (model.predict(points[known]) == names[truth[known]]).mean() > 0.98
+
+
+def test_numbers_with_missing_ones():
+    points, y, _ = semi()
+    model = RoPAWSClassifier(head=None).fit(points, np.where(y < 0, np.nan, y))
+    assert model.classes_.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head": "mlp"}, "head must be 'linear' or None, got 'mlp'"),
+        ({"prior": "flat"}, "prior must be 'pool', 'distance' or None, got 'flat'"),
+        ({"regression_share": 2}, "regression_share must be from 0 to 1, got 2"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    points, y, _ = semi()
+    with pytest.raises(ValueError, match=message):
+        RoPAWSClassifier(**settings).fit(points, y)
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    points, y, _ = semi()
+    one, two = (RoPAWSClassifier(steps=20, random_state=3).fit(points, y) for _ in range(2))
+    assert np.array_equal(one.predict_proba(points), two.predict_proba(points))
 
 
 def test_labels_keep_their_names_and_lack_of_labels_is_an_error():
@@ -81,9 +210,9 @@ def test_it_is_as_good_as_nearest_neighbors_on_digits():
     pixels, truth = load_digits(return_X_y=True)
     hidden = np.random.default_rng(0).random(len(truth)) < 0.9
     y = np.where(hidden, -1, truth)
-    model = RoPAWSClassifier().fit(pixels, y)
+    model = RoPAWSClassifier(head=None).fit(pixels, y)
     assert (model.transduction_[hidden] == truth[hidden]).mean() > 0.95
-    fixed = RoPAWSClassifier(temperature=0.1).fit(pixels, y)
+    fixed = RoPAWSClassifier(head=None, temperature=0.1).fit(pixels, y)
     assert model.temperature_ < fixed.temperature_ == 0.1
 
 
@@ -94,14 +223,12 @@ def test_the_text_minus_one_is_not_taken_for_a_class():
         RoPAWSClassifier().fit(points.numpy(), names)
 
 
-def test_names_may_be_mixed_with_unlabeled_rows_and_chance_may_be_of_any_kind():
+@pytest.mark.parametrize("random_state", [None, np.random.RandomState(0), 3])
+def test_chance_may_be_of_any_kind(random_state):
     points, y, truth = semi()
-    names = np.array(["cat", "dog", "owl"], object)
-    mixed = np.array([names[label] if label >= 0 else -1 for label in y], object)
-    for random_state in (None, np.random.RandomState(0), 3):
-        model = RoPAWSClassifier(voters=20, random_state=random_state).fit(points, mixed)
-        known = truth < 3
-        assert (model.predict(points[known]) == names[truth[known]]).mean() > 0.98
+    model = RoPAWSClassifier(head=None, voters=20, random_state=random_state).fit(points, y)
+    known = truth < 3
+    assert (model.predict(points[known]) == truth[known]).mean() > 0.98
 
 
 def test_it_is_a_public_name():
@@ -114,5 +241,5 @@ def test_a_class_with_few_labels_keeps_its_say_with_and_without_unlabeled_rows()
     labels = np.array([0] * 11 + [1])
     queries = random.normal(size=(200, 4)) * 0.3 - 1
     for rows, y in ((points, labels), (np.vstack([points, queries[:5]]), np.append(labels, [-1] * 5))):
-        model = RoPAWSClassifier(temperature=1.0, prior_temperature=None).fit(rows, y)
+        model = RoPAWSClassifier(head=None, temperature=1.0, prior=None).fit(rows, y)
         assert (model.predict(queries) == 1).mean() > 0.95
