@@ -14,6 +14,7 @@ from ropaws.data.loaders import PoolPass
 from ropaws.data.randomness import ANALYSIS, generator
 from ropaws.methods.confidence import calibrated_temperature
 from ropaws.methods.in_class_score import (
+    CLASS_TEMPERATURE,
     EVIDENCE,
     Known,
     Labeled,
@@ -29,6 +30,7 @@ from ropaws.models.heads import main_directions
 DIMS = 256  # principal components in which densities are compared
 SAMPLE = 4096  # images of the pool that its density is made of
 FOLDS = 5  # of the labels, at most
+MEANS_WEIGHT = 2.0  # of class means, against the labels per class of logistic regression
 INVERSE_PENALTY = 10.0  # scikit-learn's C, on centered unit features
 
 
@@ -37,7 +39,7 @@ class Judgment(NamedTuple):
 
     in_domain: Tensor  # (n,) p(in | x)
     score: Tensor  # (n,) the score behind it, on a scale without end
-    log_probs: Tensor  # (n, c) of logistic regression on the labels
+    log_probs: Tensor  # (n, c) of logistic regression and class means
 
 
 class PoolPrior(nn.Module):
@@ -154,7 +156,14 @@ class PoolPrior(nn.Module):
         return Judgment(self.in_domain(score), score, self._log_probs(points))
 
     def _log_probs(self, points: Tensor) -> Tensor:
-        return F.linear(points, self.weight, self.bias).log_softmax(dim=1)
+        """Logistic regression; with few labels, class means that the pool has refined have a say too.
+
+        One label per class says little about borders, but much about where the class is.   (n, d)  ->  (n, c)
+        """
+        regression = F.linear(points, self.weight, self.bias).log_softmax(dim=1)
+        means = (points @ self.refined.T / CLASS_TEMPERATURE).log_softmax(dim=1)
+        per_class = len(self.labels) / max(1, len(self.labels.unique()))
+        return torch.lerp(means, regression, per_class / (per_class + MEANS_WEIGHT)).log_softmax(dim=1)
 
     def in_domain(self, scores: Tensor) -> Tensor:
         return PriorCurve(*self.curve.tolist())(scores)

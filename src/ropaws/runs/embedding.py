@@ -116,6 +116,7 @@ def embed_images(
     if len(missing) and (not together or place().rank == 0):
         store.make_room(len(missing))
     if together:
+        wait_for_all()  # nobody writes before all have seen what is missing, or the parts would not fit
         mine = missing[share(len(missing))]
         reasons |= _fill(store, pixels, keys, mine, embedding, watch)
         wait_for_all()

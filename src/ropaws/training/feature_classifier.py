@@ -33,6 +33,7 @@ TEMPERATURES = (0.01, 0.02, 0.05, 0.07, 0.1, 0.2, 0.5)  # to choose from
 AS_GOOD = 0.02  # difference of mean log likelihood that does not count
 JUDGES = 4096  # labeled rows that choose, at most
 FOLDS = 2  # of the labels, to see whether a head helps
+ERRORS = 2.0  # standard errors by which it has to be worse to be given up
 TRIAL = 3  # a trial takes one of so many of the steps
 
 
@@ -255,8 +256,9 @@ class HeadTrial(NamedTuple):
 def try_head(features: FeatureRows, labeled: Labeled, settings: ClassifierSettings) -> HeadTrial:
     """Compare the classifier with and without a head on labels held out; the held-out rows stay, unlabeled.
 
-    The head stays unless it is worse by more than one standard error: what it gains is most often smaller
-    than what a few labels can show.
+    The head stays unless it is worse by more than two standard errors. What it gains is most often smaller
+    than what a few labels can show: to ask for a gain beyond the error would give it up nearly always, and a
+    narrower limit gives it up by chance.
     """
     if labeled.classes < 2:
         return HeadTrial(False, "there is one class only")
@@ -279,7 +281,7 @@ def try_head(features: FeatureRows, labeled: Labeled, settings: ClassifierSettin
     difference = torch.cat(differences)
     gain, error = float(difference.mean()), float(difference.std() / len(difference) ** 0.5)
     figures = f"with a head {100 * gain:+.1f} points (standard error {100 * error:.1f}) on labels held out"
-    return HeadTrial(gain >= -error, figures)
+    return HeadTrial(gain >= -ERRORS * error, figures)
 
 
 def _folds(labels: Tensor, count: int) -> list[Tensor]:
