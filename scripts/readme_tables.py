@@ -125,6 +125,8 @@ MIX_NAMES = {
     "svhn": "+ SVHN (rebuilt)",
 }
 STEPS = 300  # of the main comparison
+MAIN = ("paws", "ropaws", "prior from the pool")
+MEASURES = ("accuracy", "auroc", "confidence_in", "confidence_out", "ece")
 
 
 def paper_main() -> str:
@@ -133,11 +135,11 @@ def paper_main() -> str:
     rows = [head]
     for mix, name in MIX_NAMES.items():
         for labels in (4, 25):
-            for method in ("paws", "ropaws"):
+            for method in MAIN:
                 found = groups[f"{mix}/{labels}/{method}/{STEPS}"]
-                measures = ("accuracy", "auroc", "confidence_in", "confidence_out", "ece")
-                cells = [spread(found.get(key)) for key in measures]
-                rows.append([name, str(labels), spread(found["start"]), method, *cells])
+                cells = [spread(found.get(key)) for key in MEASURES]
+                shown = f"ropaws, {method}" if method.startswith("prior") else method
+                rows.append([name, str(labels), spread(found["start"]), shown, *cells])
     return table(rows)
 
 
@@ -149,31 +151,21 @@ def paper_ablation() -> str:
     for name in order:
         found = groups.get(f"svhn/4/{name}/{STEPS}")
         if found is not None:
-            measures = ("accuracy", "auroc", "confidence_in", "confidence_out", "ece")
             shown = "ropaws (tau_prior 0.1, k 1)" if name == "ropaws" else name
-            rows.append([shown, *(spread(found.get(key)) for key in measures)])
-    return table(rows)
-
-
-def paper_cold() -> str:
-    groups = read("paper_small")["groups"]
-    rows = [["start", "supervised baseline", "PAWS", "RoPAWS"]]
-    for name, ending in (("random heads", "/cold"), ("heads trained on the labels", "")):
-        pair = [groups[f"svhn/25/{method}/{STEPS}{ending}"] for method in ("paws", "ropaws")]
-        alone = "-" if ending else spread(pair[0]["start"])
-        rows.append([name, alone, *(spread(group["accuracy"]) for group in pair)])
+            rows.append([shown, *(spread(found.get(key)) for key in MEASURES)])
     return table(rows)
 
 
 def paper_steps() -> str:
     groups = read("paper_small")["groups"]
     found = {key: group for key, group in groups.items() if key.startswith("svhn/4/paws/")}
-    rows = [["steps", "PAWS", "RoPAWS", "AUROC PAWS", "AUROC RoPAWS"]]
+    names = ("PAWS", "RoPAWS", "prior from the pool")
+    rows = [["steps", *names, *(f"AUROC {name}" for name in names)]]
     for steps in sorted(int(key.split("/")[3]) for key in found):
-        pair = [groups[f"svhn/4/{method}/{steps}"] for method in ("paws", "ropaws")]
-        rows.append([f"{steps:,}", *(spread(group[key]) for key in ("accuracy", "auroc") for group in pair)])
+        runs = [groups[f"svhn/4/{method}/{steps}"] for method in MAIN]
+        rows.append([f"{steps:,}", *(spread(group[key]) for key in ("accuracy", "auroc") for group in runs)])
     start = spread(groups[f"svhn/4/paws/{STEPS}"]["start"])
-    rows.insert(1, ["0 (supervised start)", start, start, "", ""])
+    rows.insert(1, ["0 (the features)", *[start] * 3, *[""] * 3])
     return table(rows)
 
 
@@ -227,7 +219,114 @@ def propagation() -> str:
     return table(rows)
 
 
+OURS = "RoPAWSClassifier"
+SHORT = {
+    "logistic regression": "LR",
+    "class mean": "mean",
+    "LabelSpreading": "LS",
+    "LabelPropagation": "LP",
+    "SelfTraining": "self-tr.",
+    "RoPAWS, paper": "RoPAWS",
+    OURS: "ours",
+}
+
+
+def feature_rows() -> list[tuple[str, str, dict]]:
+    """Setting, labels per class, figures."""
+    return [(*key.rsplit(", ", 1), found) for key, found in read("features")["rows"].items()]
+
+
+def feature_table(figure: str) -> str:
+    """One figure of all methods; the best rival is underlined by italics, ours is bold where it is ahead."""
+    rows: list[list[str]] = []
+    for name, labels, found in feature_rows():
+        methods = found["methods"]
+        if figure not in methods[OURS]:
+            continue
+        if not rows:
+            rows.append(["setting", "labels", *(SHORT.get(method, method) for method in methods)])
+        best = max(methods[method][figure] for method in methods if method != OURS)
+        cells = []
+        for method, values in methods.items():
+            value = values[figure]
+            shown = f"{value:.1f}"
+            if method == OURS:
+                shown = f"**{shown}**" if value >= best else shown
+            elif value == best:
+                shown = f"*{shown}*"
+            cells.append(shown)
+        rows.append([name, labels, *cells])
+    return table(rows)
+
+
+def feature_calibration() -> str:
+    """ECE of ours and of logistic regression, FPR95, estimated against true share, seconds."""
+    head = ["setting", "labels", "ECE ours", "ECE LR", "FPR95 ours", "best FPR95", "share", "true", "seconds"]
+    rows = [head]
+    for name, labels, found in feature_rows():
+        methods = found["methods"]
+        ours = methods[OURS]
+        rivals = [v["fpr95"] for m, v in methods.items() if m != OURS and "fpr95" in v]
+        rows.append(
+            [
+                name,
+                labels,
+                f"{ours['ece']:.1f}",
+                f"{methods['logistic regression']['ece']:.1f}",
+                f"{ours['fpr95']:.1f}" if "fpr95" in ours else "-",
+                f"{min(rivals):.1f}" if rivals else "-",
+                spread([ours["share"], ours["share_deviation"]]),
+                f"{ours['true_share']:.0f}",
+                f"{ours['seconds']:.0f}",
+            ]
+        )
+    return table(rows)
+
+
+def feature_bar() -> str:
+    """How often ours is ahead of, or level with, the best of nine rivals."""
+    lines = []
+    for labels in ("1", "4", "25"):
+        mine = [found["best_rival"] for _, k, found in feature_rows() if k == labels]
+        accuracy = [row["accuracy"]["ahead"] for row in mine]
+        auroc = [row["auroc"]["ahead"] for row in mine if "auroc" in row]
+        over = [
+            found["methods"][OURS]["accuracy"] - found["methods"]["logistic regression"]["accuracy"]
+            for _, k, found in feature_rows()
+            if k == labels
+        ]
+        lines.append(
+            f"| {labels} | {_signed(over)} | {_signed(accuracy)} |"
+            f" {sum(a >= -0.5 for a in accuracy)} of {len(accuracy)} |"
+            f" {sum(a >= 2 for a in accuracy)} of {len(accuracy)} | {_signed(auroc)} |"
+            f" {sum(a >= -0.5 for a in auroc)} of {len(auroc)} |"
+        )
+    head = (
+        "| labels per class | accuracy over LR | accuracy over the best rival | at most 0.5 behind it |"
+        " 2 or more ahead | AUROC over the best rival | at most 0.5 behind it |"
+    )
+    return "\n".join([head, "| ---: " * 7 + "|", *lines])
+
+
+def _signed(values: list[float]) -> str:
+    return f"{sum(values) / len(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
+
+
+def trials() -> str:
+    found = read("head_trials")["variants"]
+    columns = {"accuracy, 4": "accuracy", "auroc, 4": "AUROC", "ece, 4": "ECE", "worst ece, 4": "worst ECE"}
+    rows = [["variant", *columns.values()]]
+    for name, row in found.items():
+        rows.append([name, *(f"{row[column]:.1f}" for column in columns)])
+    return table(rows)
+
+
 SECTIONS = {
+    "features-accuracy": lambda: feature_table("accuracy"),
+    "features-auroc": lambda: feature_table("auroc"),
+    "features-calibration": feature_calibration,
+    "features-bar": feature_bar,
+    "trials": trials,
     "demo": lambda: comparison("demo"),
     "ablation": ablation,
     "speed": speed,
@@ -237,7 +336,6 @@ SECTIONS = {
     "soak": soak,
     "paper-main": paper_main,
     "paper-ablation": paper_ablation,
-    "paper-cold": paper_cold,
     "paper-steps": paper_steps,
     "paper-propagation": paper_propagation,
     "suggest": suggest,
