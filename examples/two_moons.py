@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from sklearn.datasets import make_moons
 from sklearn.metrics import roc_auc_score
 
-from ropaws import RoPAWSClassifier
 from ropaws import equations as eq
+from ropaws.methods.propagation import Kernel, ask_voters, solve_voters
 
 SETTINGS = {"temperature": 0.001, "prior_temperature": 0.2}
-OUT = -1  # of no class; also "unlabeled" in what the classifier gets
+OUT = -1  # of no class
 
 
 def lift(points):
@@ -51,17 +51,17 @@ paws = eq.soft_nn(lift(points), support, labels, temperature=SETTINGS["temperatu
 score("PAWS", paws, paws.amax(dim=1))
 score("RoPAWS", *eq.ropaws_posterior(lift(points), support, labels, **SETTINGS))
 
-# The same for every point of the plane: the classifier takes the unlabeled points as voters.
-y = np.full(len(points), OUT)
-y[labeled] = moon[labeled]
-classifier = RoPAWSClassifier(**SETTINGS).fit(lift(points).numpy(), y)
+# The same for every point of the plane: it asks the labels, and the unlabeled points as voters.
+kernel = Kernel(**SETTINGS, label_ratio=5.0)
+voters = solve_voters(lift(np.delete(points, labeled, axis=0)), support, labels, kernel)
 x_axis, y_axis = np.linspace(-1.7, 2.7, 220), np.linspace(-1.4, 1.9, 165)
 plane = lift(np.stack(np.meshgrid(x_axis, y_axis), axis=2).reshape(-1, 2))
 paws_plane = eq.soft_nn(plane, support, labels, temperature=SETTINGS["temperature"])
+ropaws_plane = eq.complete_posterior(ask_voters(plane, support, labels, voters, kernel))
 panels = {
     "PAWS: probability of the blue moon": (paws_plane[:, 1], "RdBu", -0.2),
-    "RoPAWS: probability of the blue moon": (classifier.predict_proba(plane.numpy())[:, 1], "RdBu", -0.2),
-    "RoPAWS: in-domain probability": (classifier.in_domain(plane.numpy()), "Greens", 0),
+    "RoPAWS: probability of the blue moon": (ropaws_plane.probs[:, 1], "RdBu", -0.2),
+    "RoPAWS: in-domain probability": (ropaws_plane.in_domain, "Greens", 0),
 }
 figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
 for axis, (title, (values, colors, lowest)) in zip(axes, panels.items(), strict=True):

@@ -138,8 +138,7 @@ class FeatureClassifier:
         if settings.head:
             method, steps, seed = head_method(settings), settings.steps, settings.seed
             train_head(self.encoder, features, labeled, method, steps=steps, seed=seed)
-        judged = settings.head and settings.prior == "pool"
-        self.prior = pool_prior(self.encoder) if judged else self._fitted_prior(features, labeled)
+        self.prior = self._features_alone(features, labeled)
         self.support = LabeledEmbeddings(self.embed(features[labeled.rows]), labeled.labels, labeled.classes)
         self.temperature = self._chosen_temperature()
         self.prior_temperature = self._chosen_prior_temperature()
@@ -154,13 +153,14 @@ class FeatureClassifier:
 
     def predict(self, features: Tensor) -> Outputs:
         """What the classifier says of rows.   (n, d)  ->  Outputs of n rows; probs are given in-class"""
-        judged = self.prior(features)
         embedding = self.embed(features)
-        near = self._neighbor_probs(embedding)
-        share, temperature = self.settings.regression_share, self.prior.confidence_temperature
-        probs = mixed_probs(near, judged.log_probs, share, temperature)
-        if self.settings.prior == "pool":
-            return Outputs(embedding, probs, judged.in_domain, judged.score)
+        probs = self._neighbor_probs(embedding)
+        if self.prior is not None:
+            judged = self.prior(features)
+            share, temperature = self.settings.regression_share, self.prior.confidence_temperature
+            probs = mixed_probs(probs, judged.log_probs, share, temperature)
+            if self.settings.prior == "pool":
+                return Outputs(embedding, probs, judged.in_domain, judged.score)
         in_domain = torch.ones(len(features))
         if self.prior_temperature is not None:
             in_domain = eq.in_domain_prior(
@@ -171,9 +171,16 @@ class FeatureClassifier:
     @property
     def share(self) -> Share | None:
         """Estimated share of the rows that belongs to the classes."""
-        return self.prior.estimated_share() if self.settings.prior == "pool" else None
+        if self.prior is None or self.settings.prior != "pool":
+            return None
+        return self.prior.estimated_share()
 
-    def _fitted_prior(self, features: FeatureRows, labeled: Labeled) -> PoolPrior:
+    def _features_alone(self, features: FeatureRows, labeled: Labeled) -> PoolPrior | None:
+        """What the features say on their own; None where neither the prior nor the classes ask for it."""
+        if self.settings.prior != "pool" and self.settings.regression_share == 0:
+            return None
+        if self.settings.head and self.settings.prior == "pool":
+            return pool_prior(self.encoder)  # training has fitted it
         prior = PoolPrior(features.shape[1], labeled.classes, len(features))
         with torch.no_grad():
             prior.fit(self.encoder, _pool_pass(features, labeled))
@@ -181,6 +188,8 @@ class FeatureClassifier:
 
     @torch.no_grad()
     def _calibrate(self, features: FeatureRows, labeled: Labeled) -> None:
+        if self.prior is None:
+            return
         rows = self.prior.unlabeled_sample(_pool_pass(features, labeled))
         near = self._neighbor_probs(self.embed(features[rows]))
         self.prior.calibrate(near, features[rows], rows, share=self.settings.regression_share)
@@ -230,7 +239,9 @@ class FeatureClassifier:
         if len(rows) == 0:
             return None
         chosen = rows[choose_voters(len(rows), self.settings.voters, seed=self.settings.seed)]
-        prior = self.prior.prior[chosen] if self.settings.prior == "pool" else None
+        prior = None
+        if self.prior is not None and self.settings.prior == "pool":
+            prior = self.prior.prior[chosen]
         points = self.embed(features[chosen])
         return solve_voters(points, self.support.embeddings, self.support.one_hot, self._kernel, prior=prior)
 
