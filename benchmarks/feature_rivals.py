@@ -22,7 +22,7 @@ from ropaws.data.features import FeatureRows, principal_components
 from ropaws.methods import PAWS, LabeledEmbeddings, Method, RoPAWS
 from ropaws.models.heads import main_directions
 from ropaws.training import feature_head
-from ropaws.training.feature_classifier import Labeled, start_encoder, train_head
+from ropaws.training.feature_classifier import LabeledRows, start_encoder, train_head
 
 
 class Answer(NamedTuple):
@@ -158,7 +158,7 @@ def _trained(method: Method, p: Problem) -> Answer:
     data = p.data
     views = None if data.views is None else torch.from_numpy(data.views)
     features = FeatureRows(torch.from_numpy(data.features), views)
-    labeled = Labeled(torch.from_numpy(p.labeled), torch.from_numpy(p.known), data.classes)
+    labeled = LabeledRows(torch.from_numpy(p.labeled), torch.from_numpy(p.known), data.classes)
     encoder = start_encoder(features)
     model = train_head(encoder, features, labeled, method, steps=feature_head.STEPS, seed=p.seed)
     with torch.no_grad():

@@ -31,7 +31,7 @@ from ropaws.methods import PAWS, LabeledEmbeddings, Method, RoPAWS
 from ropaws.methods.propagation import pool_posterior
 from ropaws.runs.atomic import write_json
 from ropaws.training import feature_head
-from ropaws.training.feature_classifier import Labeled, start_encoder, train_head
+from ropaws.training.feature_classifier import LabeledRows, start_encoder, train_head
 
 CLASSES = 10
 STEPS = feature_head.STEPS
@@ -104,7 +104,7 @@ def run_job(job: Job, data: Data) -> dict[str, Any]:
     views = None if data.views is None else torch.from_numpy(data.views)
     features = FeatureRows(torch.from_numpy(data.features), views)
     rows = torch.from_numpy(data.draw(job.labels, job.seed))
-    labeled = Labeled(rows, torch.from_numpy(data.truth)[rows], CLASSES)
+    labeled = LabeledRows(rows, torch.from_numpy(data.truth)[rows], CLASSES)
     began = time.perf_counter()
     encoder, method = start_encoder(features), VARIANTS[job.variant]
     start = _test(encoder, features, labeled, data)
@@ -124,11 +124,11 @@ def _embed(encoder: nn.Module, rows: Tensor) -> Tensor:
     return embedded
 
 
-def _support(encoder: nn.Module, features: FeatureRows, labeled: Labeled) -> LabeledEmbeddings:
+def _support(encoder: nn.Module, features: FeatureRows, labeled: LabeledRows) -> LabeledEmbeddings:
     return LabeledEmbeddings(_embed(encoder, features[labeled.rows]), labeled.labels, CLASSES)
 
 
-def _test(encoder: nn.Module, features: FeatureRows, labeled: Labeled, data: Data) -> dict[str, float]:
+def _test(encoder: nn.Module, features: FeatureRows, labeled: LabeledRows, data: Data) -> dict[str, float]:
     """By the soft nearest-neighbor classifier and the similarity to labels, whatever the training was."""
     outputs = PAWS().classify(
         _embed(encoder, torch.from_numpy(data.test)), _support(encoder, features, labeled)
@@ -136,7 +136,7 @@ def _test(encoder: nn.Module, features: FeatureRows, labeled: Labeled, data: Dat
     return evaluation_figures(outputs, torch.from_numpy(data.test_truth))
 
 
-def _analyses(encoder: nn.Module, features: FeatureRows, labeled: Labeled, data: Data) -> dict[str, Any]:
+def _analyses(encoder: nn.Module, features: FeatureRows, labeled: LabeledRows, data: Data) -> dict[str, Any]:
     """Label propagation step by step (the paper's Tables 11 and 14), and SSKDE (Table 9)."""
     test, support = _embed(encoder, torch.from_numpy(data.test)), _support(encoder, features, labeled)
     truth = torch.from_numpy(data.test_truth)

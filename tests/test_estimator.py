@@ -125,7 +125,7 @@ def test_a_head_is_trained_unless_labels_speak_against_it(monkeypatch):
 
     monkeypatch.setattr(feature_classifier, "train_head", ruined)
     settings = feature_classifier.ClassifierSettings(prior="distance", steps=20, regression_share=0.0)
-    labeled = feature_classifier.Labeled(
+    labeled = feature_classifier.LabeledRows(
         torch.from_numpy(np.flatnonzero(y >= 0)), torch.from_numpy(y[y >= 0]), 3
     )
     trial = feature_classifier.try_head(FeatureRows(torch.from_numpy(points)), labeled, settings)

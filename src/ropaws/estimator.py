@@ -20,7 +20,7 @@ from ropaws.training.feature_classifier import (
     ClassifierSettings,
     FeatureClassifier,
     HeadTrial,
-    Labeled,
+    LabeledRows,
     try_head,
 )
 
@@ -148,7 +148,7 @@ class RoPAWSClassifier(
         X = validate_data(self, X, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
         y, known = _labels(y, X)
         self.classes_, numbers = np.unique(y[known], return_inverse=True)
-        labeled = Labeled(
+        labeled = LabeledRows(
             torch.from_numpy(np.flatnonzero(known)), torch.from_numpy(numbers), len(self.classes_)
         )
         rows, looks = _scaled_rows(X), _checked_views(views, X)
@@ -272,7 +272,7 @@ class RoPAWSClassifier(
             seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
         )
 
-    def _trial(self, features: FeatureRows, labeled: Labeled, settings: ClassifierSettings) -> HeadTrial:
+    def _trial(self, features: FeatureRows, labeled: LabeledRows, settings: ClassifierSettings) -> HeadTrial:
         if not settings.head:
             return HeadTrial(False, "head=None was asked for")
         return try_head(features, labeled, settings)

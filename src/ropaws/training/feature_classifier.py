@@ -37,7 +37,7 @@ ERRORS = 2.0  # standard errors by which it has to be worse to be given up
 TRIAL = 3  # a trial takes one of so many of the steps
 
 
-class Labeled(NamedTuple):
+class LabeledRows(NamedTuple):
     """The labeled ones among feature rows."""
 
     rows: Tensor  # (l,) positions
@@ -88,7 +88,7 @@ def start_encoder(features: FeatureRows) -> Encoder:
 
 
 def train_head(
-    encoder: Encoder, features: FeatureRows, labeled: Labeled, method: Method, *, steps: int, seed: int
+    encoder: Encoder, features: FeatureRows, labeled: LabeledRows, method: Method, *, steps: int, seed: int
 ) -> nn.Module:
     """Train the head of an encoder that start_encoder made. Returns the model, in evaluation mode."""
     several = features.random_views is not None
@@ -111,11 +111,11 @@ def train_head(
     return model.eval()
 
 
-def _training_data(features: FeatureRows, labeled: Labeled) -> TrainingData:
+def _training_data(features: FeatureRows, labeled: LabeledRows) -> TrainingData:
     return TrainingData(features, labeled.rows, labeled.labels, Normalization((0.0,), (1.0,)))
 
 
-def _pool_pass(features: FeatureRows, labeled: Labeled) -> PoolPass:
+def _pool_pass(features: FeatureRows, labeled: LabeledRows) -> PoolPass:
     return PoolPass(_training_data(features, labeled), 1, 0, torch.device("cpu"))
 
 
@@ -131,7 +131,7 @@ class FeatureClassifier:
         settings: What to fit.
     """
 
-    def __init__(self, features: FeatureRows, labeled: Labeled, settings: ClassifierSettings) -> None:
+    def __init__(self, features: FeatureRows, labeled: LabeledRows, settings: ClassifierSettings) -> None:
         self.settings = settings
         self.classes = labeled.classes
         self.encoder = start_encoder(features)
@@ -175,7 +175,7 @@ class FeatureClassifier:
             return None
         return self.prior.estimated_share()
 
-    def _features_alone(self, features: FeatureRows, labeled: Labeled) -> PoolPrior | None:
+    def _features_alone(self, features: FeatureRows, labeled: LabeledRows) -> PoolPrior | None:
         """What the features say on their own; None where neither the prior nor the classes ask for it."""
         if self.settings.prior != "pool" and self.settings.regression_share == 0:
             return None
@@ -187,7 +187,7 @@ class FeatureClassifier:
         return prior
 
     @torch.no_grad()
-    def _calibrate(self, features: FeatureRows, labeled: Labeled) -> None:
+    def _calibrate(self, features: FeatureRows, labeled: LabeledRows) -> None:
         if self.prior is None:
             return
         rows = self.prior.unlabeled_sample(_pool_pass(features, labeled))
@@ -231,7 +231,7 @@ class FeatureClassifier:
             label_ratio=self.settings.label_ratio,
         )
 
-    def _solved_voters(self, features: FeatureRows, labeled: Labeled) -> Voters | None:
+    def _solved_voters(self, features: FeatureRows, labeled: LabeledRows) -> Voters | None:
         """The unlabeled rows that vote, solved to the fixed point; None where there are none."""
         unlabeled = torch.ones(len(features), dtype=torch.bool)
         unlabeled[labeled.rows] = False
@@ -264,7 +264,7 @@ class HeadTrial(NamedTuple):
     reason: str
 
 
-def try_head(features: FeatureRows, labeled: Labeled, settings: ClassifierSettings) -> HeadTrial:
+def try_head(features: FeatureRows, labeled: LabeledRows, settings: ClassifierSettings) -> HeadTrial:
     """Compare the classifier with and without a head on labels held out; the held-out rows stay, unlabeled.
 
     The head stays unless it is worse by more than two standard errors. What it gains is most often smaller
@@ -282,7 +282,7 @@ def try_head(features: FeatureRows, labeled: Labeled, settings: ClassifierSettin
     for held in _folds(labeled.labels, min(FOLDS, fewest)):
         kept = torch.ones(len(labeled.rows), dtype=torch.bool)
         kept[held] = False
-        rest = Labeled(labeled.rows[kept], labeled.labels[kept], labeled.classes)
+        rest = LabeledRows(labeled.rows[kept], labeled.labels[kept], labeled.classes)
         right = []
         for head in (True, False):
             short = replace(settings, head=head, steps=max(1, settings.steps // TRIAL))
