@@ -24,11 +24,12 @@ from feature_tasks import TABLE, Data, load
 from timing import write_results
 from torch import Tensor, nn
 
-from ropaws.data.features import FeatureRows
+from ropaws.data.features import FeatureRows, principal_components
 from ropaws.evaluation.figures import evaluation_figures
 from ropaws.evaluation.sskde import fit_sskde
 from ropaws.methods import PAWS, LabeledEmbeddings, Method, RoPAWS
 from ropaws.methods.propagation import pool_posterior
+from ropaws.models.heads import main_directions
 from ropaws.runs.atomic import write_json
 from ropaws.training import feature_head
 from ropaws.training.feature_classifier import LabeledRows, start_encoder, train_head
@@ -59,6 +60,11 @@ VARIANTS: dict[str, Method] = {
     "prior from the pool, me-max over all": replace(POOL, reweight_entropy=False),
 }
 MAIN = ("paws", "ropaws", "prior from the pool")
+ANALYZED = {
+    ("none", 25),
+    ("cifar100", 25),
+    ("svhn", 4),
+}  # mix, labels: propagation and SSKDE take time
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Job:
 
 def jobs(parts: list[str]) -> list[Job]:
     """All that is asked for; a run that two tables share is there once."""
-    found = []
+    found: list[Job] = []
     for seed in SEEDS:
         if "main" in parts:
             found += [
@@ -96,7 +102,7 @@ def jobs(parts: list[str]) -> list[Job]:
                 for steps in (100, 300, 1000)
                 for variant in MAIN
             ]
-    return list(dict.fromkeys(found))
+    return sorted(dict.fromkeys(found), key=lambda job: (job.seed, job.mix))  # one mix at a time is in memory
 
 
 def run_job(job: Job, data: Data) -> dict[str, Any]:
@@ -105,6 +111,7 @@ def run_job(job: Job, data: Data) -> dict[str, Any]:
     features = FeatureRows(torch.from_numpy(data.features), views)
     rows = torch.from_numpy(data.draw(job.labels, job.seed))
     labeled = LabeledRows(rows, torch.from_numpy(data.truth)[rows], CLASSES)
+    analyses = (job.mix, job.labels) in ANALYZED and job.variant in MAIN and job.steps == STEPS
     began = time.perf_counter()
     encoder, method = start_encoder(features), VARIANTS[job.variant]
     start = _test(encoder, features, labeled, data)
@@ -114,8 +121,21 @@ def run_job(job: Job, data: Data) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "start": start,
         "end": _test(encoder, features, labeled, data),
-        **_analyses(encoder, features, labeled, data),
+        **(_analyses(encoder, features, labeled, data) if analyses else {}),
     }
+
+
+def projected(data: Data) -> Data:
+    """In the main directions of the pool, once for all runs."""
+    rows = torch.from_numpy(data.features)
+    mean, components = (part.float() for part in principal_components(FeatureRows(rows), feature_head.DIMS))
+
+    def project(part: np.ndarray) -> np.ndarray:
+        blocks = torch.from_numpy(part).split(1024)
+        return torch.cat([main_directions(block.float(), mean, components) for block in blocks]).numpy()
+
+    views = None if data.views is None else project(data.views)
+    return data._replace(features=project(data.features), views=views, test=project(data.test))
 
 
 @torch.no_grad()
@@ -171,13 +191,18 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _summary(group: list[dict[str, Any]]) -> dict[str, Any]:
-    tables = [row["propagation"] for row in group]
-    return {
+    found = {
         "seeds": len(group),
         "start": _spread([row["start"]["accuracy"] for row in group]),
         **{name: _spread([row["end"][name] for row in group]) for name in group[0]["end"]},
-        "sskde": _spread([row["sskde"] for row in group]),
         "seconds": statistics.mean(row["seconds"] for row in group),
+    }
+    if "sskde" not in group[0]:
+        return found
+    tables = [row["propagation"] for row in group]
+    return {
+        **found,
+        "sskde": _spread([row["sskde"] for row in group]),
         "propagation": [
             {
                 "iterations": row["iterations"],
@@ -238,7 +263,8 @@ def main() -> None:
         if path.exists() or count % shares != number - 1:
             continue
         if job.mix not in mixes:
-            mixes = {job.mix: load(TABLE[MIXES[job.mix]], options.data, options.work)}  # one at a time
+            data = load(TABLE[MIXES[job.mix]], options.data, options.work)
+            mixes = {job.mix: projected(data)}  # one at a time in memory
         row = run_job(job, mixes[job.mix])
         write_json(path, row)
         print(
