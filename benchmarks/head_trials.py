@@ -2,9 +2,9 @@
 
 python benchmarks/head_trials.py --data FOLDER [--work FOLDER] [--only VARIANT ...] [--share 1/2]
 
-Six settings (TRIALS in feature_tasks.py) with 4 labels per class. The variants differ in one thing from what RoPAWSClassifier does. Accuracy, ECE and AUROC on test rows; every cell is a
-file below --work, so the trials can be interrupted and shared among processes. Writes
-results/head_trials.json.
+Six settings (TRIALS in feature_tasks.py) with 4 labels per class. The variants differ in one thing from what
+RoPAWSClassifier does. Accuracy, ECE and AUROC on test rows; every cell is a file below --work, so the trials
+can be interrupted and shared among processes. Writes results/head_trials.json.
 """
 
 import argparse

@@ -44,6 +44,7 @@ def former(current, tmp_path):
     edit(run / "data.json", lambda facts: facts.pop("images"))
     edit(run / "environment.json", lambda values: values.update(ropaws="0.1.0"))
     edit(run / "evaluation.json", lambda found: found.update(doubts=found.pop("label_errors")))
+    edit(run / "evaluation.json", lambda found: [found.pop(name) for name in ("features", "learning_curve")])
     (run / "gallery.json").rename(run / "pictures.json")
     (run / "checkpoint.previous.pt").replace(run / "checkpoint.pt")
     checkpoint = torch.load(run / "checkpoint.pt", weights_only=True)

@@ -324,4 +324,4 @@ def test_a_single_pool_need_not_be_in_a_list(tmp_path):
     images, labels = arrays()
     run = ropaws.train_on((images, labels), arrays(20, seed=1)[0], out=tmp_path / "run", budget=0.5)
     assert [path.name for path in sorted((run / "inputs").iterdir())] == ["labeled.npz", "unlabeled-0.npz"]
-    assert json.loads((run / "config.json").read_text())["augment"]["size"] == 28  # the least, for 12 px
+    assert json.loads((run / "config.json").read_text())["augment"]["size"] == 96  # the least, for 12 px

@@ -170,6 +170,7 @@ def test_a_bad_test_image_is_left_out_as_it_is_in_memory(photos, tmp_path):
     for name, data in (("memory", {}), ("disk", {"memory_gb": 0.0})):
         run = ropaws.train(config(photos, **data), tmp_path / name)
         results.append(ropaws.evaluate(run) | {"seconds": 0})
+        results[-1]["features"].pop("made_from")  # files have another fingerprint than pixels
     assert results[0] == results[1]
 
 
