@@ -76,8 +76,10 @@ def test_random_views_differ_from_the_center_view_and_from_each_other(photos, qu
 
 @torch.no_grad()
 def test_the_features_are_those_of_the_center_view(photos, tmp_path, monkeypatch):
-    """Computed a second time, without batches, cache and folded norms; in bf16, if the CPU is fast at it, they
-    would differ in the third digit."""
+    """Computed a second time, without batches, cache and folded norms.
+
+    In bf16, where the CPU is fast at it, they would differ in the third digit.
+    """
     monkeypatch.setattr("ropaws.prediction.embed.choose_precision", lambda *_: "fp32")
     names = [photos / "labeled/rows/0.png", photos / "pool/noise-3.png"]
     found = ropaws.embed(names, size=64, views=0, cache=tmp_path / "cache", console=QUIET)

@@ -54,7 +54,8 @@ def calibrated_temperature(
     classes = near.shape[1]
     if len(near) == 0 or classes < 2 or float(weights.sum()) <= 0:
         return 1.0
-    weights = weights.double() / weights.double().sum()
+    near, regression, weights = near.cpu(), regression.cpu(), weights.cpu().double()
+    weights = weights / weights.sum()
     agreement = float((weights * (near.argmax(dim=1) == regression.argmax(dim=1))).sum())
     target = expected_accuracy(agreement, held_out, classes)
     low, high = (math.log(bound) for bound in TEMPERATURES)

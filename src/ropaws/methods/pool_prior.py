@@ -83,10 +83,10 @@ class PoolPrior(nn.Module):
         self.register_buffer("means", torch.zeros(classes, dims))
         self.register_buffer("refined", torch.zeros(classes, dims))
         self.register_buffer("scale", torch.zeros(2, EVIDENCE))  # mean and deviation over the pool
-        self.register_buffer("curve", torch.zeros(2, dtype=torch.float64))  # slope and offset
-        self.register_buffer("share", torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
+        self.register_buffer("curve", torch.zeros(2))  # slope and offset
+        self.register_buffer("share", torch.tensor([1.0, 0.0, 1.0]))
         # Accuracy of logistic regression on held-out labels, temperature of the class probabilities.
-        self.register_buffer("confidence", torch.tensor([math.nan, 1.0], dtype=torch.float64))
+        self.register_buffer("confidence", torch.tensor([math.nan, 1.0]))
         self.register_buffer("weight", torch.zeros(classes, dims))
         self.register_buffer("bias", torch.zeros(classes))
 
@@ -261,4 +261,4 @@ def held_out_accuracy(points: Tensor, labels: Tensor, classes: int) -> float:
         out = fold == number
         weight, bias = logistic_regression(points[~out], labels[~out], classes)
         right[out] = F.linear(points[out], weight, bias).argmax(dim=1) == labels[out]
-    return float(right[counts[labels] > 1].double().mean())
+    return float(right[counts[labels] > 1].float().mean())
