@@ -277,7 +277,7 @@ def try_head(features: FeatureRows, labeled: LabeledRows, settings: ClassifierSe
         return HeadTrial(False, "there is no unlabeled row to learn from")
     fewest = int(torch.bincount(labeled.labels, minlength=labeled.classes).min())
     if fewest < 2:
-        return HeadTrial(True, "a class has one label only, so labels cannot be held out to compare")
+        return HeadTrial(True, "one label only in some class, so labels cannot be held out to compare")
     differences = []
     for held in _folds(labeled.labels, min(FOLDS, fewest)):
         kept = torch.ones(len(labeled.rows), dtype=torch.bool)
