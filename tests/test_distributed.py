@@ -111,12 +111,14 @@ def test_batch_norm_sees_the_global_batch(tmp_path):
 def settings(tmp_path):
     data = tiny.write_data(tmp_path / "data.npz")
     config = tiny.config(data, steps=6, checkpoint_every=2)
-    # Without equalize and solarize: they jump, and would make much of the last digit of a pixel.
+    # Without equalize and solarize: they jump, and would make much of the last digit of a pixel. In fp32 and
+    # with small steps on every machine: large ones make much of rounding, which differs between CPUs.
     config = replace(
         config,
         augment=replace(config.augment, solarize=0.0, equalize=0.0),
         support=replace(config.support, views=4),
-        train=replace(config.train, batch=32),
+        train=replace(config.train, batch=32, precision="fp32"),
+        optim=replace(config.optim, start=config.optim.start / 8, peak=config.optim.peak / 8),
     )
     write_json(tmp_path / "config.json", to_json(config))
     return config
@@ -137,7 +139,7 @@ def weights(run):
 def assert_close_weights(one, other):
     for name, value in weights(one).items():
         if value.is_floating_point():
-            torch.testing.assert_close(weights(other)[name], value, atol=0.03, rtol=0, equal_nan=True)
+            torch.testing.assert_close(weights(other)[name], value, atol=0.01, rtol=0, equal_nan=True)
 
 
 def assert_close_runs(one, two):

@@ -78,7 +78,7 @@ def test_reading_while_training_gives_the_weights_of_training_from_memory(photos
     assert any((tmp_path / "cache").rglob("*"))
     results = [ropaws.evaluate(run) for run in (memory, disk)]
     for result in results:
-        del result["seconds"]
+        del result["seconds"], result["features"]["made_from"]  # files have another fingerprint than pixels
     assert results[0] == results[1]
 
 
