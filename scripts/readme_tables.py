@@ -238,7 +238,7 @@ def feature_rows() -> list[tuple[str, str, dict]]:
 
 
 def feature_table(figure: str) -> str:
-    """One figure of all methods; the best rival is underlined by italics, ours is bold where it is ahead."""
+    """One figure of all methods; the best rival is in italics, ours is bold where it is at least as good."""
     rows: list[list[str]] = []
     for name, labels, found in feature_rows():
         methods = found["methods"]

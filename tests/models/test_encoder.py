@@ -135,3 +135,13 @@ def test_bad_settings_are_named(settings, words):
 def test_a_wide_resnet_of_impossible_depth_is_refused():
     with pytest.raises(ValueError, match="depth 6 n"):
         build_encoder(ModelConfig(backbone="wrn-27-2"), channels=3)
+
+
+def test_a_linear_head_without_known_features_starts_with_random_directions_and_learns():
+    model = build_encoder(ModelConfig(backbone="small-8", head="linear", projection_dims=8), channels=1)
+    embedded = model([torch.randn(6, 1, 12, 12)])[0].h
+    torch.testing.assert_close(embedded.norm(dim=1), torch.ones(6))
+    (embedded @ torch.randn(8)).sum().backward()
+    assert all(
+        weight.grad.abs().sum() > 0 for weight in (model.projection[0].weight, next(model.parameters()))
+    )

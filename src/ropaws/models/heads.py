@@ -28,22 +28,26 @@ class ComponentsHead(nn.Linear):
 
     mean: Tensor
     components: Tensor
+    is_started: Tensor
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(outputs, outputs)
         nn.init.eye_(self.weight)
         nn.init.zeros_(self.bias)
         self.register_buffer("mean", torch.zeros(inputs))
-        self.register_buffer("components", torch.zeros(outputs, inputs))
+        self.register_buffer("components", torch.empty(outputs, inputs))
+        nn.init.orthogonal_(self.components)  # random directions, where no features are known to start from
+        self.register_buffer("is_started", torch.tensor(False))
 
     def start(self, mean: Tensor, components: Tensor) -> None:
         """mean (inputs,), components (outputs, inputs) of unit rows"""
         self.mean.copy_(mean)
         self.components.copy_(components)
+        self.is_started.fill_(True)
 
     @property
     def started(self) -> bool:
-        return bool(self.components.any())
+        return bool(self.is_started)
 
     def forward(self, features: Tensor) -> Tensor:
         return super().forward(main_directions(features, self.mean, self.components))
