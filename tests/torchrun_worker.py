@@ -5,7 +5,7 @@ python tests/torchrun_worker.py TASK FOLDER    the first process writes FOLDER/T
 
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,13 +14,14 @@ import torch.nn.functional as F
 from ropaws import distributed
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import AugmentConfig, Normalization
-from ropaws.data.loaders import BatchStream, TrainingData
+from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.data.samplers import SupportConfig, support_share
 from ropaws.distributed import Place
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronize_norms
 from tests.methods.foreign import MemoryMethod
+from tests.methods.rivals import RIVALS
 
 CLASSES = 5  # two processes do not divide them
 POOL = 60
@@ -64,6 +65,14 @@ def model_of(method, prediction):
     return model
 
 
+@dataclass(frozen=True)
+class DoublePass(PoolPass):
+    """A pass over the pool with views in float64."""
+
+    def _views(self, rows):
+        return super()._views(rows).double()
+
+
 def own_rows(source, step, dtype):
     """This process's rows of the batch of a step, all of which every process makes.
 
@@ -92,6 +101,10 @@ def one_step(method, source, prediction=True, dtype=torch.float64):
     """Loss, gradients, batch-norm statistics and other state of a step, as the optimizer sees them."""
     model = model_of(method, prediction).to(dtype)
     synchronize_norms(model, torch.device("cpu"))
+    if dtype == torch.float64:
+        pool = source.whole_pool(0)
+        with torch.no_grad():
+            method.before_epoch(model.eval(), DoublePass(pool.data, pool.size, 0, pool.device))
     model.train()
     batch = own_rows(source, 3, dtype)
     losses = method.step(model, batch)
@@ -112,6 +125,8 @@ def steps():
         for name, method in METHODS.items():
             source = stream(method, unique=unique)
             results[f"{name}, {'unique' if unique else 'all'} classes"] = one_step(method, source)
+    for name, rival in RIVALS.items():
+        results[f"rival {name}"] = one_step(rival.method, stream(rival.method))
     plain = stream(RoPAWS(), crops=0, views=1)
     results["one view, no crops"] = one_step(RoPAWS(), plain, prediction=False)
     for name in ("paws", "ropaws"):

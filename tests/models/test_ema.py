@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ropaws.models.ema import EMA
+from ropaws.models.ema import EMA, warmed_decay
 
 
 def network(seed=0):
@@ -29,11 +29,12 @@ def test_weights_follow_the_formula_after_a_first_copy(decay):
     expected = [weights.detach().clone() for weights in model.parameters()]
     for own, copied in zip(average.module.parameters(), expected, strict=True):
         assert torch.equal(own, copied)
-    for _ in range(5):
+    for number in range(1, 6):
         move(model)
         average.update(model)
+        kept = min(decay, (1 + number) / (10 + number))
         expected = [
-            decay * old + (1 - decay) * new.detach()
+            kept * old + (1 - kept) * new.detach()
             for old, new in zip(expected, model.parameters(), strict=True)
         ]
     for own, wanted in zip(average.module.parameters(), expected, strict=True):
@@ -101,3 +102,12 @@ def test_a_saved_average_goes_on_where_it_was():
 def test_a_wrong_decay_is_refused(decay):
     with pytest.raises(ValueError, match="decay must be at least 0 and below 1"):
         EMA(network(), decay=decay)
+
+
+def test_the_decay_warms_up():
+    """A run of 300 steps forgets its start; in a long one the decay is the stated one."""
+    left = 1.0
+    for number in range(1, 300):
+        left *= warmed_decay(0.999, number)
+    assert left < 1e-6
+    assert warmed_decay(0.999, 8_000) < 0.999 == warmed_decay(0.999, 9_000)

@@ -1,6 +1,7 @@
 """Methods: one file each. A method is a frozen dataclass that is its own settings, below one base class."""
 
 from ropaws.methods.fine_tune import FineTune
+from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import Method, encoder_of
 from ropaws.methods.paws import PAWS
 from ropaws.methods.registry import METHODS, import_method, make_method, method_class, method_name
@@ -12,6 +13,7 @@ __all__ = [
     "METHODS",
     "PAWS",
     "FineTune",
+    "FixMatch",
     "LabeledEmbeddings",
     "Method",
     "RoPAWS",

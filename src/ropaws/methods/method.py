@@ -61,6 +61,13 @@ class Method(ABC):
         """
         return encoder
 
+    def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Called once before training, with the weights of the run or file that `--init` names.
+
+        The backbone has its weights by then. For methods that take over more of an earlier run, such as a
+        whole teacher; names are those of the other run's model.
+        """
+
     @abstractmethod
     def step(self, model: nn.Module, batch: Batch) -> Losses:
         """The loss of one step, with gradient. The caller takes the optimizer step."""
@@ -130,6 +137,12 @@ def check_positive(method: object, *names: str) -> None:
     for name in names:
         if not 0 < (value := getattr(method, name)) < math.inf:
             raise ValueError(f"method.{name} must be positive, got {value}")
+
+
+def check_weight(method: object, *names: str) -> None:
+    for name in names:
+        if not 0 <= (value := getattr(method, name)) < math.inf:
+            raise ValueError(f"method.{name} must be at least 0, got {value}")
 
 
 def check_share(method: object, *names: str) -> None:

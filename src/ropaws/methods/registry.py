@@ -6,6 +6,7 @@ import os
 import sys
 
 from ropaws.methods.fine_tune import FineTune
+from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import Method
 from ropaws.methods.paws import PAWS
 from ropaws.methods.ropaws import RoPAWS
@@ -14,6 +15,7 @@ from ropaws.naming import nearest
 
 METHODS: dict[str, type[Method]] = {
     "fine-tune": FineTune,
+    "fixmatch": FixMatch,
     "paws": PAWS,
     "ropaws": RoPAWS,
     "supervised": Supervised,
@@ -40,15 +42,15 @@ def make_method(name: str) -> Method:
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method by its name; see make_method."""
-    if name in METHODS:
-        return METHODS[name]
+    """The class of a method by its name; see make_method. moco_v2 is moco-v2."""
+    if (known := name.replace("_", "-")) in METHODS:
+        return METHODS[known]
     module, _, attribute = name.partition(":")
     if not attribute:
-        known = ", ".join(METHODS)
+        listed = ", ".join(METHODS)
         raise ValueError(
             f"unknown method {name!r}, did you mean {nearest(name, METHODS)!r}?"
-            f" Known: {known}, or package.module:Class"
+            f" Known: {listed}, or package.module:Class"
         )
     if module not in sys.modules:
         raise ValueError(

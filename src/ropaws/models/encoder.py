@@ -76,6 +76,21 @@ class Encoder(nn.Module):
             features = self.backbone(images.contiguous(memory_format=torch.channels_last))
         return _widen(features.half() if self.frozen else features)
 
+    def trained_features(self, images: Tensor) -> Tensor:
+        """What a classifier of a method's own stands on.   ->  (n, trained_dims)
+
+        The features of the backbone; those of a frozen one go through the projection head, which is trained.
+        """
+        features = self.features(images)
+        return _widen(self.projection(features)) if self.frozen else features
+
+    @property
+    def trained_dims(self) -> int:
+        """Dimensions of trained_features."""
+        if not self.frozen:
+            return self.feature_dims
+        return int(self.projection[-1].out_features)  # type: ignore[arg-type]
+
     @property
     def feature_dims(self) -> int:
         """Dimensions of the backbone's features."""

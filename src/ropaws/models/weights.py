@@ -19,9 +19,12 @@ PREFIXES = (
     "model.",
     "module.encoder.",
     "encoder.backbone.",
+    "network.encoder.backbone.",
     "backbone.body.",
     "encoder.backbone.body.",
+    "network.encoder.backbone.body.",
 )
+PROJECTIONS = ("projection.", "encoder.projection.", "network.encoder.projection.")
 WRAPPERS = ("state_dict", "model", "model_state_dict", "encoder")  # dictionaries around the weights
 SHOWN = 3
 
@@ -101,7 +104,7 @@ def init_projection(projection: nn.Module, path: Path, left: list[str]) -> list[
     left: names in the file that are not the backbone's
     """
     wanted = projection.state_dict()
-    prefix = next((p for p in ("projection.", "encoder.projection.") if f"{p}0.weight" in left), None)
+    prefix = next((p for p in PROJECTIONS if f"{p}0.weight" in left), None)
     if prefix is None:
         return left
     weights = {k.removeprefix(prefix): v for k, v in read_weights(path).items() if k.startswith(prefix)}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
@@ -48,6 +48,7 @@ def fit(
     learning_rate: Callable[[int], float],
     scaler: GradScaler | None = None,
     pool_pass: Callable[[int], PoolPass | None] = no_pass,
+    in_class: Tensor | None = None,
 ) -> Iterator[Taken]:
     """Train; yields after each step that was taken.
 
@@ -59,6 +60,8 @@ def fit(
         learning_rate: As a function of the step.
         scaler: Of the loss, for fp16.
         pool_pass: The pass over the pool that comes before a step, or None.
+        in_class: Which training images belong to a known class (n,), where that is known: it is logged how
+            pure a selection is, and no method sees it.
     """
     scaler = scaler or GradScaler(enabled=False)
     model.train()
@@ -73,7 +76,7 @@ def fit(
             model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
-        losses = method.step(model, batch)
+        losses = _with_selection(method.step(model, batch), batch, in_class)
         shown = _mean_losses(losses)
         if not torch.isfinite(shown.total):
             what = f"the loss became {float(shown.total)}"
@@ -102,3 +105,14 @@ def _mean_losses(losses: Losses) -> Losses:
     values = torch.stack([losses.total.detach(), *(v.to(losses.total) for v in losses.parts.values())])
     total, *parts = all_mean(values)
     return Losses(total, dict(zip(losses.parts, parts, strict=True)))
+
+
+def _with_selection(losses: Losses, batch: Batch, in_class: Tensor | None) -> Losses:
+    """How much of the unlabeled batch is learned from, and how much of that belongs to a known class."""
+    if losses.selected is None or len(losses.selected) == 0:
+        return losses
+    weights = losses.selected.detach().float()
+    parts = {**losses.parts, "selected": weights.mean()}
+    if in_class is not None:
+        parts["selected_in_class"] = (weights * in_class.to(weights)[batch.pool_index]).mean()
+    return Losses(losses.total, parts)

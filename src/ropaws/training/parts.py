@@ -20,9 +20,10 @@ from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
 from ropaws.data.splits import Labeled, choose_split
 from ropaws.distributed import gather_constants, place
-from ropaws.models import FEATURES, Encoder, build_encoder, load_init, pretrained_normalization
+from ropaws.models import FEATURES, PRETRAINED, Encoder, build_encoder, load_init, pretrained_normalization
 from ropaws.models.heads import ComponentsHead
 from ropaws.models.synced_norm import synchronize_norms
+from ropaws.models.weights import read_weights
 from ropaws.runs.embedding import embed_corpus, embedding_of
 from ropaws.runs.facts import DataFacts, digest_images, read_facts
 from ropaws.runs.layout import DATA
@@ -127,6 +128,8 @@ def build(
             corpus = with_features(config, corpus, facts, encoder.to(device), console)
             _start_head(corpus, encoder)
         model = with_method_parts(config, facts, encoder).to(device)
+    if starts and config.model.init not in (None, PRETRAINED):
+        config.method.start(model, read_weights(config.model.init))
     synchronize_norms(model, device)
     optimizer = build_optimizer(model, config.optim)
     scaler = GradScaler(device.type, enabled=precision == "fp16")
