@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
 
 class EMA(AveragedModel):
     """A copy of a network whose weights follow the trained ones slowly; called like the network itself.
@@ -18,7 +20,7 @@ class EMA(AveragedModel):
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be at least 0 and below 1, got {decay}")
 
-        def average(averages: list[Tensor], weights: list[Tensor], updates: Tensor) -> None:
+        def average(averages: Tensors, weights: Tensors, updates: Tensor | int) -> None:
             kept = warmed_decay(decay, int(updates))
             torch._foreach_lerp_(averages, weights, 1 - kept)
 
