@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from ropaws.data.augment import Part
+from ropaws.data.augment import AugmentConfig, Part, View
 from ropaws.data.corpus import Corpus, Images
 
 
@@ -32,8 +32,11 @@ class Features(ABC):
         """Features of the center views.   (k,)  ->  (k, d) float32"""
 
     @abstractmethod
-    def views(self, index: Tensor) -> Tensor:
-        """Features of the random views, of the center view where there are none.   (k,)  ->  (k, v, d)"""
+    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
+        """Features of the random views, of the center view where there are none.   (k,)  ->  (k, v, d)
+
+        kind: of view, where there are several kinds; see SeveralKinds.
+        """
 
     @abstractmethod
     def digest(self) -> str:
@@ -70,7 +73,7 @@ class FeatureRows(Features):
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         return self.center[index]
 
-    def views(self, index: Tensor) -> Tensor:
+    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
         return self.center[index][:, None] if self.random_views is None else self.random_views[index].float()
 
     def digest(self) -> str:
@@ -102,7 +105,7 @@ class FeatureBank(Features):
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         return self._read(index, slice(0, 1))[:, 0]
 
-    def views(self, index: Tensor) -> Tensor:
+    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
         return self._read(index, slice(1 if self._views > 0 else 0, None))
 
     def digest(self) -> str:
@@ -123,6 +126,40 @@ class FeatureBank(Features):
             mine = chosen[:, 0] == number
             found[mine] = self.segments[number][chosen[mine, 1], views]
         return torch.from_numpy(found)
+
+
+class SeveralKinds(Features):
+    """Features of weak and strong views, each of its own.
+
+    Args:
+        kinds: The features by kind of view (see kind_of); the center view is that of the first.
+    """
+
+    def __init__(self, kinds: Mapping[View | None, Features]) -> None:
+        self.kinds = dict(kinds)
+        self.first = next(iter(kinds.values()))
+        self.made_from = self.first.made_from
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.first.shape
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return self.first[index]
+
+    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
+        return self.kinds[kind].views(index)
+
+    def digest(self) -> str:
+        state = hashlib.blake2b(digest_size=16)
+        for features in self.kinds.values():
+            state.update(features.digest().encode())
+        return state.hexdigest()
+
+
+def kind_of(view: View) -> View | None:
+    """Under which its features are kept: those of the run's own augmentation, small crops too, under None."""
+    return None if isinstance(view, AugmentConfig) else view
 
 
 class EmbeddedImages:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import Normalization, Part, View, augment, center_view, random_views
 from ropaws.data.corpus import Images
-from ropaws.data.features import EmbeddedImages, drawn_views, features_of
+from ropaws.data.features import EmbeddedImages, drawn_views, features_of, kind_of
 from ropaws.data.files.decoding import ReadBatch, ReadRequest, read_batch
 from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
@@ -110,7 +110,9 @@ class BatchStream:
         """This process's images of a step; those on disk are read in this process."""
         images, chosen = self.data.images, self.chosen(step)
         if (features := features_of(images)) is not None:
-            unlabeled, labeled = (features.views(part).to(self.device) for part in chosen)
+            labeled = features.views(chosen.labeled, kind_of(self.labeled_view)).to(self.device)
+            several = [features.views(chosen.unlabeled, kind) for kind in self._roles_by_kind]
+            unlabeled = torch.cat(several, dim=1).to(self.device) if several else labeled[:0]
             shown = images.shown(chosen.unlabeled) if isinstance(images, EmbeddedImages) else chosen.unlabeled
             return Pixels(unlabeled, labeled, shown)
         if isinstance(images, ImageStack):
@@ -119,13 +121,28 @@ class BatchStream:
         return Pixels(images[chosen.unlabeled.to(here)], images[chosen.labeled.to(here)], chosen.unlabeled)
 
     def unlabeled_views(self, step: int, pixels: Tensor) -> dict[str, Tensor]:
+        if not self.views:
+            return {}
         random = generator(self.seed, VIEWS, step)
         mine = share(self.batch, self.at)
         part = Part(torch.arange(mine.start, mine.stop), self.batch)
         if pixels.ndim == 3:
-            drawn = drawn_views(pixels, len(self.views), random, part)
-            return dict(zip(self.views, drawn, strict=True))
+            by_kind = self._roles_by_kind.values()
+            found = {
+                role: view
+                for roles, cached in zip(by_kind, pixels.chunk(len(by_kind), dim=1), strict=True)
+                for role, view in zip(roles, drawn_views(cached, len(roles), random, part), strict=True)
+            }
+            return {role: found[role] for role in self.views}
         return random_views(pixels, self.views, self.data.normalize, random, part)
+
+    @functools.cached_property
+    def _roles_by_kind(self) -> dict[View | None, list[str]]:
+        """Roles whose views are drawn from the same cached ones."""
+        roles: dict[View | None, list[str]] = {}
+        for role, view in self.views.items():
+            roles.setdefault(kind_of(view), []).append(role)
+        return roles
 
     def support_batch(self, step: int, pixels: Tensor) -> Support:
         positions, labels = support_indices(step, self.data.labels, self.support, seed=self.seed)

@@ -5,7 +5,7 @@ L = CE(w(x)) + lambda_u mean_u 1[max p(w(u)) >= tau] H(argmax p(w(u)), p(s(u)))
 w is a weak view (flip, shifted crop), s a strong one (RandAugment and cutout); the mean is over all unlabeled
 rows, and nothing flows back through the pseudo-labels. All views go through the network as one batch.
 Defaults are the paper's: tau 0.95, lambda_u 1, SGD with Nesterov momentum at 0.03, cos(7/16 pi t), tested
-with a moving average of 0.999. The paper has 64 labeled and 448 unlabeled images per step (`--train.batch 448`).
+with a moving average of 0.999. The paper has 64 labeled and 448 unlabeled images per step.
 
 Deviations: RandAugment is that of the widely used PyTorch code, with three operations of any strength; the
 labeled batch is balanced over classes; the average warms up (models/ema.py). CTAugment is not here.

@@ -124,7 +124,7 @@ class RoPAWS(Method):
             parts["prior_temperature"] = torch.tensor(prior)
         if self.semi_supervised_density and self.solver == "iterative":
             parts["residual"] = torch.stack([residual for _, residual in targets]).amax()
-        return Losses(losses.total, parts)
+        return Losses(losses.total, parts, eq.sample_weights(in_domain, power=power))
 
     def posterior(
         self, queries: Tensor, support: Tensor, labels: Tensor, prior: float | Tensor | None

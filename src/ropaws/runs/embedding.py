@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ropaws.config import RunConfig
-from ropaws.data.augment import AugmentConfig, Normalization, Part, augment, center_view
+from ropaws.data.augment import AugmentConfig, Normalization, Part, View, augment, center_view
 from ropaws.data.corpus import Corpus, Images
 from ropaws.data.feature_cache import SEGMENT, FeatureStore, Where, default_folder
-from ropaws.data.features import EmbeddedImages, FeatureBank, Features, pixels_of
+from ropaws.data.features import EmbeddedImages, FeatureBank, Features, SeveralKinds, pixels_of
 from ropaws.data.files.decoding import KEY_BYTES as KEY
 from ropaws.data.files.decoding import content_key, in_workers, read_batch
 from ropaws.data.files.reading import check_unreadable
@@ -45,11 +45,14 @@ class Embedding:
     views: int  # random views of each image, besides the center view
     normalize: Normalization
     image_size: int  # pixels per side to which files are decoded
+    kind: View | None = None  # of the random views; None: as `view` says
 
     @functools.cached_property
     def digest(self) -> str:
         view = dataclasses.asdict(self.view)
         random = {name: value for name, value in view.items() if not name.startswith("small_")}
+        if self.kind is not None:
+            random = {"kind": repr(self.kind)}  # a dataclass: its name and all its settings
         facts = {
             "format": FORMAT,
             "backbone": self.backbone,
@@ -65,9 +68,17 @@ class Embedding:
 
 
 def embedding_of(
-    config: RunConfig, encoder: Encoder, normalize: Normalization, *, views: int | None = None
+    config: RunConfig,
+    encoder: Encoder,
+    normalize: Normalization,
+    *,
+    views: int | None = None,
+    kind: View | None = None,
 ) -> Embedding:
-    """As a run with these settings embeds its training images. views: instead of model.frozen_views."""
+    """As a run with these settings embeds its training images.
+
+    views: instead of model.frozen_views; kind: of the random views, by default the run's augmentation.
+    """
     return Embedding(
         encoder,
         config.model.backbone,
@@ -75,6 +86,7 @@ def embedding_of(
         config.model.frozen_views if views is None else views,
         normalize,
         config.data.image_size,
+        kind,
     )
 
 
@@ -234,7 +246,8 @@ def _describer(embedding: Embedding) -> Callable[[Tensor], NDArray[np.float16]]:
         pixels = pixels[order].to(device)
         found = [_describe(network, center_view(pixels, view.size, normalize, view.interpolation))]
         for number in range(embedding.views):
-            drawn = augment(pixels, view, normalize, generator(0, FROZEN_VIEWS, number), part)
+            random = generator(0, FROZEN_VIEWS, number)
+            drawn = augment(pixels, embedding.kind or view, normalize, random, part)
             found.append(_describe(network, drawn))
         rows = torch.empty(len(pixels), len(found), found[0].shape[1], dtype=torch.float16)
         rows[order] = torch.stack(found, dim=1)
@@ -283,17 +296,27 @@ def _complete(
 
 def embed_corpus(
     corpus: Corpus,
-    embedding: Embedding,
+    embeddings: Sequence[Embedding],
     data: DataConfig,
     *,
     watch: Watch,
     warn: Callable[[str], object],
     together: bool = False,
 ) -> Corpus:
-    """The corpus with the features of its training images; of features as they are."""
+    """The corpus with the features of its training images, one kind of views after another.
+
+    Features of a person's own stay as they are.
+    """
     if isinstance(corpus.train_images, Features):
         return corpus
-    train = embed_images(corpus.train_images, embedding, data, watch=watch, warn=warn, together=together)
+    found = [
+        embed_images(corpus.train_images, embedding, data, watch=watch, warn=warn, together=together)
+        for embedding in embeddings
+    ]
+    train = found[0]
+    if len(found) > 1:
+        kinds = {embedding.kind: images.features for embedding, images in zip(embeddings, found, strict=True)}
+        train = EmbeddedImages(train.pixels, SeveralKinds(kinds), train.replaced, train.reasons)
     names = corpus.train_names
     unreadable = {names[p] if names else str(p): reason for p, reason in train.reasons.items()}
     listed = dict(corpus.unreadable) | unreadable

@@ -13,7 +13,14 @@ from torch.optim import Optimizer
 from ropaws.config import RunConfig
 from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus, measure_normalization
-from ropaws.data.features import Features, features_of, pixels_of, principal_components, without_features
+from ropaws.data.features import (
+    Features,
+    features_of,
+    kind_of,
+    pixels_of,
+    principal_components,
+    without_features,
+)
 from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.loaders import BatchStream, TrainingData
@@ -158,9 +165,11 @@ def with_features(
     """With a frozen backbone: the features of the training images, computed by all processes together."""
     if not config.model.frozen or config.model.backbone == FEATURES:
         return without_features(corpus)
+    views = [config.method.labeled_view(config.augment), *config.method.views(config.augment).values()]
+    kinds = dict.fromkeys(kind_of(view) for view in views)  # in this order, each once
     return embed_corpus(
         corpus,
-        embedding_of(config, encoder, facts.normalize),
+        [embedding_of(config, encoder, facts.normalize, kind=kind) for kind in kinds],
         config.data,
         watch=watch_files(console),
         warn=lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True),
