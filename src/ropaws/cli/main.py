@@ -15,6 +15,7 @@ from ropaws.naming import nearest
 # name: (module, summary); the module has a function of the command's name
 COMMANDS = {
     "demo": ("ropaws.cli.demo", "compare supervised learning, PAWS and RoPAWS on embedded images"),
+    "bench": ("ropaws.cli.bench", "compare methods on equal terms: data x labels x seeds"),
     "check": ("ropaws.cli.data", "look for problems in your own images before training"),
     "train": ("ropaws.cli.train", "train a model; every setting is an option"),
     "evaluate": (

@@ -1,4 +1,4 @@
-"""One function per published run; its docstring says what to expect and what it costs."""
+"""The runs of the paper: one function each, whose docstring says what to expect and what it costs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,6 @@ from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
 from ropaws.methods import RoPAWS
 from ropaws.models import ModelConfig
-from ropaws.naming import nearest
 from ropaws.training.optim import OptimConfig
 
 
@@ -35,7 +34,7 @@ def cifar10_4() -> RunConfig:
 
     WRN-28-2, 600 epochs = 117,000 steps of 256, 8 views: about a day on one current GPU.
     """
-    return _cifar("cifar10", 50_000, labels_per_class=4)
+    return cifar("cifar10", 50_000, labels_per_class=4)
 
 
 def cifar10_25() -> RunConfig:
@@ -43,7 +42,7 @@ def cifar10_25() -> RunConfig:
 
     WRN-28-2, 600 epochs = 117,000 steps of 256, 8 views: about a day on one current GPU.
     """
-    return _cifar("cifar10", 50_000, labels_per_class=25)
+    return cifar("cifar10", 50_000, labels_per_class=25)
 
 
 def cifar10_400() -> RunConfig:
@@ -51,7 +50,7 @@ def cifar10_400() -> RunConfig:
 
     WRN-28-2, 600 epochs = 117,000 steps of 256, 8 views: about a day on one current GPU.
     """
-    return _cifar("cifar10", 50_000, labels_per_class=400)
+    return cifar("cifar10", 50_000, labels_per_class=400)
 
 
 def cifar10_cifar100_4() -> RunConfig:
@@ -60,7 +59,7 @@ def cifar10_cifar100_4() -> RunConfig:
     The paper has no figure for it.
     234,000 steps of 256: twice the cost of cifar10-4, about two days on one current GPU.
     """
-    return _cifar("cifar10+cifar100", 100_000, labels_per_class=4)
+    return cifar("cifar10+cifar100", 100_000, labels_per_class=4)
 
 
 def cifar10_cifar100_25() -> RunConfig:
@@ -69,7 +68,7 @@ def cifar10_cifar100_25() -> RunConfig:
     Paper: RoPAWS 85.6 ± 3.0 %, PAWS 78.7 ± 2.9 %.
     234,000 steps of 256: twice the cost of cifar10-25, about two days on one current GPU.
     """
-    return _cifar("cifar10+cifar100", 100_000, labels_per_class=25)
+    return cifar("cifar10+cifar100", 100_000, labels_per_class=25)
 
 
 def cifar10_cifar100_400() -> RunConfig:
@@ -78,7 +77,7 @@ def cifar10_cifar100_400() -> RunConfig:
     Paper: RoPAWS 93.9 ± 0.1 %, PAWS 91.2 ± 0.3 %.
     234,000 steps of 256: twice the cost of cifar10-400, about two days on one current GPU.
     """
-    return _cifar("cifar10+cifar100", 100_000, labels_per_class=400)
+    return cifar("cifar10+cifar100", 100_000, labels_per_class=400)
 
 
 def cifar10_tiny_4() -> RunConfig:
@@ -87,7 +86,7 @@ def cifar10_tiny_4() -> RunConfig:
     The paper has no figure for it.
     351,000 steps of 256: three times the cost of cifar10-4, about three days on one current GPU.
     """
-    return _cifar("cifar10+tiny-imagenet", 150_000, labels_per_class=4)
+    return cifar("cifar10+tiny-imagenet", 150_000, labels_per_class=4)
 
 
 def cifar10_tiny_25() -> RunConfig:
@@ -96,7 +95,7 @@ def cifar10_tiny_25() -> RunConfig:
     Paper: RoPAWS 83.1 ± 1.8 %, PAWS 60.4 ± 5.3 %.
     351,000 steps of 256: three times the cost of cifar10-25, about three days on one current GPU.
     """
-    return _cifar("cifar10+tiny-imagenet", 150_000, labels_per_class=25)
+    return cifar("cifar10+tiny-imagenet", 150_000, labels_per_class=25)
 
 
 def cifar10_tiny_400() -> RunConfig:
@@ -105,7 +104,7 @@ def cifar10_tiny_400() -> RunConfig:
     The paper has no figure for it.
     351,000 steps of 256: three times the cost of cifar10-400, about three days on one current GPU.
     """
-    return _cifar("cifar10+tiny-imagenet", 150_000, labels_per_class=400)
+    return cifar("cifar10+tiny-imagenet", 150_000, labels_per_class=400)
 
 
 def cifar10_svhn_4() -> RunConfig:
@@ -114,7 +113,7 @@ def cifar10_svhn_4() -> RunConfig:
     The paper has no figure for it.
     288,600 steps of 256: two and a half times the cost of cifar10-4.
     """
-    return _cifar("cifar10+svhn", 123_257, labels_per_class=4)
+    return cifar("cifar10+svhn", 123_257, labels_per_class=4)
 
 
 def cifar10_svhn_25() -> RunConfig:
@@ -123,7 +122,7 @@ def cifar10_svhn_25() -> RunConfig:
     Paper: RoPAWS 81.2 ± 0.4 %, PAWS 47.1 ± 0.4 %.
     288,600 steps of 256: two and a half times the cost of cifar10-25.
     """
-    return _cifar("cifar10+svhn", 123_257, labels_per_class=25)
+    return cifar("cifar10+svhn", 123_257, labels_per_class=25)
 
 
 def cifar10_svhn_400() -> RunConfig:
@@ -132,7 +131,7 @@ def cifar10_svhn_400() -> RunConfig:
     The paper has no figure for it.
     288,600 steps of 256: two and a half times the cost of cifar10-400.
     """
-    return _cifar("cifar10+svhn", 123_257, labels_per_class=400)
+    return cifar("cifar10+svhn", 123_257, labels_per_class=400)
 
 
 def cifar100_svhn_25() -> RunConfig:
@@ -141,7 +140,7 @@ def cifar100_svhn_25() -> RunConfig:
     Paper: RoPAWS 51.5 ± 1.7 %, PAWS 36.9 ± 0.2 %.
     72,000 steps of 1,024 with a support of 12,800: about three days on one current GPU.
     """
-    return _cifar("cifar100+svhn", 123_257, labels_per_class=25, batch=1024)
+    return cifar("cifar100+svhn", 123_257, labels_per_class=25, batch=1024)
 
 
 def cifar100_tiny_25() -> RunConfig:
@@ -150,7 +149,7 @@ def cifar100_tiny_25() -> RunConfig:
     Paper: RoPAWS 59.8 ± 1.3 %, PAWS 46.0 ± 0.5 %.
     87,600 steps of 1,024 with a support of 12,800: about four days on one current GPU.
     """
-    return _cifar("cifar100+tiny-imagenet", 150_000, labels_per_class=25, batch=1024)
+    return cifar("cifar100+tiny-imagenet", 150_000, labels_per_class=25, batch=1024)
 
 
 def semi_inat_curated() -> RunConfig:
@@ -211,7 +210,7 @@ SWAV = Path("data/swav_800ep_pretrain.pth.tar")
 CIFAR_SUPPORT = {4: (4, 32), 25: (16, 8), 400: (64, 2)}
 
 
-def _cifar(source: str, pool: int, *, labels_per_class: int, batch: int = 256) -> RunConfig:
+def cifar(source: str, pool: int, *, labels_per_class: int, batch: int = 256) -> RunConfig:
     """What the small-scale runs share; an epoch is as long as the pool."""
     epoch = pool // batch
     images, views = CIFAR_SUPPORT[labels_per_class]
@@ -274,7 +273,7 @@ def _large_scale(pool: int, epochs: int, *, power: float) -> RunConfig:
     )
 
 
-RECIPES: dict[str, Callable[[], RunConfig]] = {
+PAPER: dict[str, Callable[[], RunConfig]] = {
     "demo": demo,
     "cifar10-4": cifar10_4,
     "cifar10-25": cifar10_25,
@@ -297,16 +296,3 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     "imagenet-1": imagenet_1,
     "imagenet-10": imagenet_10,
 }
-
-
-def get(name: str) -> RunConfig:
-    """The config of a recipe."""
-    if name not in RECIPES:
-        raise ValueError(
-            f"unknown recipe {name!r}, did you mean {nearest(name, RECIPES)!r}? See `ropaws recipes`"
-        )
-    return RECIPES[name]()
-
-
-def with_seed(config: RunConfig, seed: int) -> RunConfig:
-    return replace(config, train=replace(config.train, seed=seed))

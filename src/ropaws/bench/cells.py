@@ -1,0 +1,279 @@
+"""One cell of a benchmark: a method on a task with some labels and a seed, trained and tested."""
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor
+
+from ropaws.batch import Outputs
+from ropaws.bench.budget import images_per_step, steps_for
+from ropaws.bench.entries import JUDGES, Phase, phases_of
+from ropaws.bench.tasks import Data, Network, Task, base_config, warmed
+from ropaws.config import RunConfig, to_json, with_method
+from ropaws.data.features import principal_components
+from ropaws.data.files.reading import no_watch
+from ropaws.data.splits import choose_split, write_split
+from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figures
+from ropaws.evaluation.ood import detection
+from ropaws.evaluation.open_set import balanced_accuracy
+from ropaws.models import PRETRAINED, build_encoder, load_init, pretrained_normalization
+from ropaws.models.heads import main_directions
+from ropaws.runs.atomic import read_json, write_json
+from ropaws.runs.embedding import embed_images, embedding_of
+from ropaws.runs.layout import CHECKPOINT, CONFIG, METRICS, MODEL, SNAPSHOTS
+from ropaws.runs.run import Run
+from ropaws.training.checkpoint import snapshots
+from ropaws.training.train import resume_run, train_run
+
+RESULT = "result.json"
+POINTS = 10  # of the curves over training
+CURVE_TESTS = 1000  # in-class test images that the curve of accuracy is counted on, at most
+UNLIMITED = 10**9  # steps, where time decides
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long every method trains."""
+
+    steps: int = 400  # of RoPAWS; the others see as many images
+    seconds: float | None = None  # instead: as many steps as fit into this time
+    curve: int = 4  # points at which the accuracy is measured, the last step included
+
+
+class Cell(NamedTuple):
+    """What is trained and tested."""
+
+    data: Data
+    labels: int
+    seed: int
+    method: str
+
+    @property
+    def setting(self) -> str:
+        """The row of the table: all methods and seeds of it are compared."""
+        return f"{self.data.name}, {self.labels} labels"
+
+    def folder(self, out: Path) -> Path:
+        method = self.method.replace(">", "+").replace(":", ".")
+        return out / "cells" / self.data.name / f"labels{self.labels}" / f"seed{self.seed}" / method
+
+
+def split_file(out: Path, cell: Cell, task: Task) -> Path:
+    """The labeled images, drawn once for all methods from the seed of the cell."""
+    path = out / "labels" / f"{cell.data.name}-{cell.labels}-seed{cell.seed}.txt"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = replace(cell.data.config(), labels_per_class=cell.labels)
+        write_split(path, choose_split(task.corpus, data, seed=cell.seed))
+    return path
+
+
+def run_cell(
+    cell: Cell, task: Task, network: Network, budget: Budget, out: Path, base: RunConfig | None = None
+) -> dict[str, Any]:
+    """Train and test; what an earlier call has done is not done again.
+
+    base: settings that all methods share, of a protocol; by default those that suit the data and the network.
+
+    Returns:
+        The content of result.json.
+
+    Raises:
+        ValueError: The method cannot run here; TrainingDivergedError is one of its kinds.
+    """
+    folder = cell.folder(out)
+    if (folder / RESULT).exists():
+        found: dict[str, Any] = read_json(folder / RESULT)
+        return found
+    split = split_file(out, cell, task)
+    data = replace(cell.data.config(), labels_per_class=None, split=split.absolute())
+    if base is None:
+        base = base_config(task, data, network, labels=cell.labels, steps=budget.steps)
+    base = replace(base, data=data, train=replace(base.train, seed=cell.seed))
+    judged = cell.method in JUDGES
+    result = _judge(cell, task, base) if judged else _train(cell, task, base, budget, folder)
+    result |= {"data": cell.data.name, "labels": cell.labels, "seed": cell.seed, "method": cell.method}
+    write_json(folder / RESULT, result)
+    return result
+
+
+def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path) -> dict[str, Any]:
+    phases = phases_of(cell.method, frozen=base.model.frozen)
+    classes = len(task.corpus.class_names)
+    reference = phases_of("ropaws", frozen=base.model.frozen)[0].method
+    total = budget.steps * images_per_step(base, reference, classes)
+    seen, seconds, init = 0.0, 0.0, base.model.init
+    given, runs = [], []
+    for number, phase in enumerate(phases):
+        config = phase_config(base, phase, classes, total, budget)
+        config = replace(config, model=replace(config.model, init=init))
+        run = _train_phase(config, folder / f"{number + 1}-{phase.name}", task, phase, budget)
+        steps, spent = _length(run)
+        seen += steps * images_per_step(config, phase.method, classes)
+        seconds += spent
+        given.append(_given(Run(run, console=Console(quiet=True)).config, phase, steps))
+        runs.append(run)
+        init = run / MODEL
+    last = Run(runs[-1], corpus=task.corpus, console=Console(quiet=True))
+    outputs = last.outputs(task.corpus.test_images)
+    result = figures_of(outputs, task, last.threshold)
+    per_step = images_per_step(config, phase.method, classes)
+    curve = _curve(last, task, seen - steps * per_step, per_step)
+    result |= {
+        "images": round(seen),
+        "seconds": seconds,
+        "given": given,
+        "selection": _selection(runs),
+        "curve": [*curve, [seen, result["figures"]["accuracy"]]],
+    }
+    for run in runs:  # what no later call needs
+        (run / CHECKPOINT).unlink(missing_ok=True)
+        shutil.rmtree(run / SNAPSHOTS, ignore_errors=True)
+    return result
+
+
+def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budget: Budget) -> RunConfig:
+    """The settings of a phase: those that all methods share, and what is the method's own.
+
+    On frozen features the optimizer is the same for all: the papers' rates are for whole networks.
+    """
+    config = replace(base, method=phase.method) if base.model.frozen else with_method(base, phase.method)
+    if budget.seconds is not None:
+        return replace(config, train=replace(config.train, steps=UNLIMITED))
+    steps = steps_for(config, phase.method, classes, total * phase.share)
+    keep = max(1, steps // budget.curve) if budget.curve > 1 else None
+    train = replace(config.train, steps=steps, keep_every=keep, checkpoint_every=max(50, steps // 4))
+    return replace(config, optim=warmed(config.optim, steps), train=train)
+
+
+def _train_phase(config: RunConfig, run: Path, task: Task, phase: Phase, budget: Budget) -> Path:
+    if (run / MODEL).exists():
+        return run
+    quiet = Console(quiet=True)
+    if (run / CONFIG).exists():
+        return resume_run(run, console=quiet, corpus=task.corpus, in_class=task.in_class).path
+    seconds = None if budget.seconds is None else budget.seconds * phase.share
+    return train_run(
+        config, run, budget=seconds, console=quiet, corpus=task.corpus, in_class=task.in_class
+    ).path
+
+
+def _length(run: Path) -> tuple[int, float]:
+    """Steps and seconds of training."""
+    rows = _metrics(run)
+    return len(rows), float(rows[-1]["seconds"])
+
+
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+
+
+def _given(config: RunConfig, phase: Phase, steps: int) -> dict[str, Any]:
+    """What a method was given, for the page."""
+    plain = to_json(config)
+    return {
+        "phase": phase.name,
+        "steps": steps,
+        "batch": config.train.batch,
+        "method": {name: value for name, value in plain["method"].items() if name != "name"},
+        "optim": plain["optim"],
+        "views": {role: type(v).__name__ for role, v in config.method.views(config.augment).items()},
+    }
+
+
+def figures_of(outputs: Outputs, task: Task, threshold: float) -> dict[str, Any]:
+    """All figures on the test images: those of the pool's kinds first, those of unseen kinds last."""
+    truth = task.corpus.test_labels
+    seen = slice(0, len(truth) - task.unseen)
+    near = Outputs(*(value[seen] for value in outputs))
+    figures = evaluation_figures(near, truth[seen])
+    predicted = near.probs.argmax(dim=1).where(near.in_domain >= threshold, -1)
+    if bool((truth[seen] < 0).any()):
+        figures["balanced_accuracy"] = balanced_accuracy(
+            predicted, truth[seen], classes=len(task.corpus.class_names)
+        )
+    if task.unseen:
+        known = truth >= 0
+        rows = known.clone()
+        rows[-task.unseen :] = True
+        found = detection(outputs.score[rows], known[rows])
+        figures |= {"auroc_unseen": found.auroc, "fpr95_unseen": found.fpr95}
+    return {"figures": figures}
+
+
+def _selection(runs: Sequence[Path]) -> list[list[float | None]]:
+    """Images seen as a share of the last phase, selected ratio, purity: means over parts of training."""
+    rows = [row for row in _metrics(runs[-1]) if "selected" in row]
+    points: list[list[float | None]] = []
+    for number in range(POINTS):
+        part = rows[number * len(rows) // POINTS : (number + 1) * len(rows) // POINTS]
+        if part:
+            selected = sum(row["selected"] for row in part) / len(part)
+            inside = sum(row.get("selected_in_class", 0.0) for row in part) / len(part)
+            known = "selected_in_class" in part[0] and selected > 0
+            points.append([(number + 0.5) / POINTS, selected, inside / selected if known else None])
+    return points
+
+
+def _curve(run: Run, task: Task, earlier: float, per_step: float) -> list[list[float]]:
+    """Images seen and accuracy at the snapshots, but for the last step."""
+    truth = task.corpus.test_labels
+    rows = (truth >= 0).nonzero().squeeze(1)
+    rows = rows[:: max(1, -(-len(rows) // CURVE_TESTS))]
+    points = []
+    for step, weights in sorted(snapshots(run.path).items()):
+        if step >= run.config.train.steps:
+            continue
+        outputs = run.at_snapshot(weights).outputs(task.corpus.test_images, rows)
+        accuracy = accuracy_and_confidence(outputs.probs, truth[rows])["accuracy"]
+        points.append([earlier + step * per_step, accuracy])
+    return points
+
+
+def _judge(cell: Cell, task: Task, base: RunConfig) -> dict[str, Any]:
+    """A classifier without training, on the frozen features in their main directions."""
+    assert base.model.init == PRETRAINED
+    began = time.perf_counter()
+    rows = _frozen_rows(task, base)
+    split = choose_split(task.corpus, base.data, seed=0)
+    labeled, classes = rows.train[split.indices], len(task.corpus.class_names)
+    probs = JUDGES[cell.method](labeled, split.labels, rows.train, classes)(rows.test).float()
+    confidence = probs.amax(dim=1)
+    outputs = Outputs(rows.test, probs, confidence, confidence)
+    return figures_of(outputs, task, 0.5) | {
+        "images": 0,
+        "seconds": time.perf_counter() - began,
+        "given": [{"phase": cell.method, "steps": 0, "method": {}, "optim": {}, "views": {}}],
+        "selection": [],
+        "curve": [],
+    }
+
+
+class FrozenRows(NamedTuple):
+    """Unit rows around the mean of the pool, in the main directions of its features."""
+
+    train: Tensor  # (n, d)
+    test: Tensor  # (t, d)
+
+
+def _frozen_rows(task: Task, base: RunConfig) -> FrozenRows:
+    channels = task.corpus.channels
+    encoder = build_encoder(base.model, channels=channels)
+    load_init(encoder, base.model, channels=channels)
+    normalize = pretrained_normalization(base.model, channels=channels)
+    assert normalize is not None
+    found = []
+    for images, views in ((task.corpus.train_images, None), (task.corpus.test_images, 0)):
+        embedding = embedding_of(base, encoder.eval(), normalize, views=views)
+        embedded = embed_images(images, embedding, base.data, watch=no_watch, warn=lambda _line: None)
+        found.append(embedded.features)
+    mean, components = (part.float() for part in principal_components(found[0], base.model.projection_dims))
+    rows = [F.normalize(main_directions(part[slice(None)], mean, components), dim=1) for part in found]
+    return FrozenRows(*rows)

@@ -1,0 +1,120 @@
+"""The data of a benchmark, and the settings that all methods share there."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropaws import recipes
+from ropaws.config import RunConfig, TrainConfig
+from ropaws.data.augment import AugmentConfig
+from ropaws.data.corpus import UNKNOWN, Corpus, in_memory, resized
+from ropaws.data.samplers import SupportConfig
+from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.models import LITE, PRETRAINED, ModelConfig
+from ropaws.runs.images import pool_truth
+from ropaws.training import feature_head
+from ropaws.training.optim import OptimConfig
+
+Network = Literal["small", "pretrained"]
+SUPPORT_ROWS = 80  # labeled views per step
+FEATURE_SIZE = 96  # pixels per side of the views that the pretrained network sees
+
+
+class Task(NamedTuple):
+    """Images to learn from and to test on."""
+
+    name: str
+    corpus: Corpus  # its last test images are out-of-class ones of kinds that are not in the pool
+    unseen: int  # how many
+    in_class: Tensor  # (n,) bool, which training images belong to a known class
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where the images of a task come from."""
+
+    source: str  # a named dataset or mix, or an .npz file in which class -1 is out-of-class
+    unseen: tuple[Path, ...] = ()  # .npz files of images of no class, for testing alone
+    root: Path = Path("data")  # folder of named datasets
+
+    @property
+    def name(self) -> str:
+        return Path(self.source).stem if self.source.endswith(".npz") else self.source
+
+    def config(self) -> DataConfig:
+        return DataConfig(source=self.source, root=self.root)
+
+    def load(self) -> Task:
+        corpus = load_corpus(self.config())
+        truth = pool_truth(corpus, self.config())
+        in_class = truth >= 0  # of a file of its own: what has no class is out-of-class
+        extra = [_read_unseen(path, corpus) for path in self.unseen]
+        unseen = sum(len(images) for images in extra)
+        tests = torch.cat([in_memory(corpus.test_images), *extra])
+        labels = torch.cat([corpus.test_labels, torch.full((unseen,), UNKNOWN)])
+        return Task(self.name, corpus._replace(test_images=tests, test_labels=labels), unseen, in_class)
+
+
+def _read_unseen(path: Path, corpus: Corpus) -> Tensor:
+    if not path.is_file():
+        raise FileNotFoundError(f"--unseen: no file at {path}; it is an .npz with `images` (n, h, w, 3)")
+    with np.load(path, allow_pickle=False) as arrays:
+        if "images" not in arrays:
+            raise ValueError(f"--unseen: {path} has no array `images` (n, h, w, 3) of uint8")
+        images = torch.from_numpy(arrays["images"])
+    images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
+    return resized(images, corpus.train_images.shape[1:])
+
+
+def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, steps: int) -> RunConfig:
+    """What all methods share: network, views, labeled batch, batch, length; as RoPAWS has them."""
+    classes, pool = len(task.corpus.class_names), len(task.corpus.train_images)
+    if network == "pretrained":
+        return RunConfig(
+            model=ModelConfig(
+                backbone=LITE,
+                init=PRETRAINED,
+                frozen=True,
+                head="linear",
+                projection_dims=feature_head.DIMS,
+            ),
+            data=data,
+            augment=AugmentConfig(
+                size=FEATURE_SIZE,
+                scale=(0.5, 1.0),
+                small_crops=2,
+                small_size=FEATURE_SIZE,
+                small_scale=(0.5, 1.0),
+                solarize=0.0,
+                equalize=0.0,
+                interpolation="bicubic",
+            ),
+            support=feature_head.head_support([labels] * classes),
+            optim=feature_head.OPTIM,
+            train=TrainConfig(
+                steps=steps, batch=min(feature_head.BATCH, pool // 2), checkpoint_every=max(100, steps)
+            ),
+        )
+    demo, size = recipes.demo(), min(task.corpus.train_images.shape[2:])
+    augment = demo.augment
+    if size != augment.size:
+        small = max(8, round(0.6 * size))
+        augment = AugmentConfig(size=size, small_crops=2, small_size=small, solarize=0.0, equalize=0.0)
+    images = min(labels, 8)
+    views = max(1, round(SUPPORT_ROWS / (classes * images)))
+    return replace(
+        demo,
+        data=data,
+        augment=augment,
+        support=SupportConfig(images_per_class=images, views=views),
+        train=replace(demo.train, steps=steps, batch=min(demo.train.batch, pool // 2)),
+    )
+
+
+def warmed(optim: OptimConfig, steps: int) -> OptimConfig:
+    """With a warm-up of a tenth of the steps, where there is one at all."""
+    return replace(optim, warmup=steps // 10) if optim.warmup else optim

@@ -1,0 +1,108 @@
+"""Cells in worker processes: one that fails, or whose process is killed, does not stop the others."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+PATIENCE = 30  # seconds in which a stopped worker saves what it has
+
+
+class Done(NamedTuple):
+    """What became of an item."""
+
+    number: int
+    result: Any  # None if it failed
+    reason: str  # why it failed, else empty
+    details: str = ""  # the traceback of an unexpected error
+
+
+class _Worker(NamedTuple):
+    process: SpawnProcess
+    pipe: Connection
+
+
+def run_all(
+    work: Callable[[Item], Any], items: Sequence[Item], *, workers: int, started: Callable[[int], object]
+) -> Iterator[Done]:
+    """The results of all items, each as soon as it is there.
+
+    Args:
+        work: A function that can be sent to another process.
+        items: Its arguments.
+        workers: Number of processes, with the cores of the machine shared out among them.
+        started: Called with the number of an item that is begun.
+    """
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    waiting = list(range(len(items)))[::-1]
+    busy: dict[Connection, tuple[_Worker, int]] = {}
+    idle: list[_Worker] = []
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                worker = idle.pop() if idle else _start(context, work, threads)
+                number = waiting.pop()
+                worker.pipe.send(items[number])
+                busy[worker.pipe] = (worker, number)
+                started(number)
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                worker, number = busy.pop(pipe)
+                try:
+                    result, reason, details = pipe.recv()
+                    idle.append(worker)
+                except (EOFError, ConnectionError):
+                    worker.process.join()
+                    code = worker.process.exitcode or 0
+                    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+                    result, details = None, ""
+                    reason = f"its process ended {how}; if memory ran out, use fewer --workers"
+                yield Done(number, result, reason, details)
+    finally:
+        _stop([*idle, *(worker for worker, _ in busy.values())])
+
+
+def _start(context: Any, work: Callable[[Any], Any], threads: int) -> _Worker:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, work, threads), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _stop(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.pipe.close()
+        if worker.process.is_alive():
+            worker.process.terminate()  # training saves a checkpoint and ends
+    for worker in workers:
+        worker.process.join(PATIENCE)
+        if worker.process.is_alive():
+            worker.process.kill()
+
+
+def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
+    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        while True:
+            item = pipe.recv()
+            pipe.send(_attempt(work, item))
+
+
+def _attempt(work: Callable[[Any], Any], item: Any) -> tuple[Any, str, str]:
+    try:
+        return work(item), "", ""
+    except Exception as error:  # whatever a method raises is the row of its cell
+        expected = isinstance(error, ValueError | OSError) or type(error).__name__ == "TrainingDivergedError"
+        kind = "" if expected else f"{type(error).__name__}: "
+        return None, f"{kind}{' '.join(str(error).split())}", "" if expected else traceback.format_exc()

@@ -1,0 +1,28 @@
+"""`ropaws bench`."""
+
+from ropaws.bench.bench import Bench, run_bench
+from ropaws.bench.entries import known_entries
+from ropaws.cli.parsing import parse
+from ropaws.cli.tables import wide_console
+from ropaws.recipes.protocols import PROTOCOLS
+
+
+def bench(arguments: list[str]) -> None:
+    options = parse(Bench, "bench", arguments)
+    if options.list:
+        _list()
+        return
+    content = run_bench(options, wide_console())
+    if content["failures"]:
+        raise ValueError(f"{len(content['failures'])} cells failed; the others are in {options.out}")
+
+
+def _list() -> None:
+    print("protocols (--protocol):")
+    for name, protocol in PROTOCOLS.items():
+        print(f"  {name}\n      {protocol.about}; {', '.join(map(str, protocol.labels))} labels per class")
+        for labels, figures in protocol.published.items():
+            listed = ", ".join(f"{method} {value}" for method, value in figures.items())
+            if listed:
+                print(f"      published, {labels} labels: {listed} ({protocol.selection})")
+    print(f"\nmethods (--methods): {', '.join(known_entries())}, or FIRST>SECOND such as simclr>ropaws")

@@ -1,0 +1,26 @@
+"""One function per published run; its docstring says what to expect and what it costs."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ropaws.config import RunConfig
+from ropaws.naming import nearest
+from ropaws.recipes.paper import PAPER, demo
+from ropaws.recipes.protocols import PROTOCOL_RECIPES
+
+__all__ = ["RECIPES", "demo", "get", "with_seed"]
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {**PAPER, **PROTOCOL_RECIPES}
+
+
+def get(name: str) -> RunConfig:
+    """The config of a recipe."""
+    if name not in RECIPES:
+        raise ValueError(
+            f"unknown recipe {name!r}, did you mean {nearest(name, RECIPES)!r}? See `ropaws recipes`"
+        )
+    return RECIPES[name]()
+
+
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    return replace(config, train=replace(config.train, seed=seed))
