@@ -3,8 +3,9 @@
 python benchmarks/bench_data.py --data FOLDER --out FOLDER
 
 FOLDER of --data has cifar10.npz, cifar100.npz, tinyimagenet32.npz and svhn.npz (train_images, train_labels,
-and test_images, test_labels; 32 px; svhn.npz holds crops rebuilt from the full-number images). They are subsets
-of the official sets, so figures made with them compare methods with one another, not with published tables.
+and test_images, test_labels; 32 px; svhn.npz holds crops rebuilt from the full-number images). They are
+subsets of the official sets, so figures made with them compare methods with one another, not with published
+tables.
 Shares of out-of-class images are those of the paper's mixes: one half with CIFAR-100, two thirds with
 Tiny-ImageNet, 60 % with SVHN. The control has a fixed in-class pool and 0, 1, 2 and 4 times as many CIFAR-100
 images. Every file has test images of its own kind of outliers (class -1); unseen.npz has those of no pool.

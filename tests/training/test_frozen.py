@@ -16,8 +16,9 @@ import ropaws
 import ropaws.training.train as training
 from ropaws import Run
 from ropaws.config import to_json
-from ropaws.data.features import EmbeddedImages
-from ropaws.methods import RoPAWS, encoder_of
+from ropaws.data.features import EmbeddedImages, FeatureRows, SeveralKinds, kind_of
+from ropaws.data.rand_augment import StrongView, WeakView
+from ropaws.methods import FixMatch, RoPAWS, encoder_of
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.efficientnet_lite import pretrained_weights
 from ropaws.runs import embedding
@@ -233,3 +234,47 @@ def test_features_and_images_go_with_different_backbones(config, tmp_path):
     ):
         ropaws.train(replace(config, model=ModelConfig(backbone="features")), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_weak_and_strong_views_have_caches_of_their_own(config, tmp_path, monkeypatch):
+    """FixMatch on features: each role is drawn from views of its own kind, and resumes to the bit."""
+    settings = replace(config, method=FixMatch(confidence=0.5), train=replace(config.train, steps=5))
+    seen = {}
+    real = FixMatch.step
+
+    def watched(self, model, batch):
+        seen.setdefault(batch.step, {role: view.clone() for role, view in batch.views.items()})
+        seen[batch.step]["rows"] = batch.pool_index.clone()
+        return real(self, model, batch)
+
+    monkeypatch.setattr(FixMatch, "step", watched)
+    run = ropaws.train(settings, tmp_path / "run")
+    folders = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert len(folders) == 2  # weak and strong; the labeled images have weak views
+    corpus = training.load_corpus(settings.data)
+    encoder = encoder_of(Run(run).model)
+    for kind, role in ((WeakView(size=12), "weak"), (StrongView(size=12), "strong")):
+        described = embedding.embedding_of(settings, encoder, Run(run).facts.normalize, kind=kind)
+        bank = embedding.embed_images(
+            corpus.train_images, described, settings.data, watch=lambda items, *_: items, warn=print
+        ).features
+        assert (tmp_path / "cache" / described.digest) in folders
+        cached = bank.views(seen[0]["rows"])  # (u, 2, d)
+        match = (cached == seen[0][role][:, None]).all(dim=2)
+        assert match.any(dim=1).all(), role
+        other = (cached == seen[0]["strong" if role == "weak" else "weak"][:, None]).all(dim=2)
+        assert not other.any(dim=1).all()
+
+
+def test_roles_of_one_kind_get_different_views():
+    kinds = {
+        None: FeatureRows(torch.zeros(4, 2), torch.zeros(4, 3, 2)),
+        WeakView(): FeatureRows(torch.zeros(4, 2), torch.arange(24.0).view(4, 3, 2)),
+    }
+    features = SeveralKinds(kinds)
+    assert features.shape == (4, 2)
+    rows = torch.tensor([1, 3])
+    assert torch.equal(features.views(rows, WeakView()), kinds[WeakView()].views(rows))
+    assert kind_of(WeakView()) == WeakView()
+    assert kind_of(ropaws.recipes.demo().augment) is None
+    assert features.digest() != SeveralKinds(dict(reversed(kinds.items()))).digest()

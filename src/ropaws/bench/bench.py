@@ -104,8 +104,6 @@ class Bench:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         if self.labels and min(self.labels) < 1:
             raise ValueError(f"--labels must be at least 1, got {min(self.labels)}")
-        if self.protocol is not None and (self.data or self.network != "small"):
-            raise ValueError("--protocol says which data and network; leave --data and --network out")
         if not 0 < self.seconds < float("inf"):
             raise ValueError(f"--seconds must be positive, got {self.seconds}")
 
@@ -136,7 +134,10 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
     waiting = [cell for cell in cells if cell not in results]
     if results:
         console.print(f"{len(results)} of {len(cells)} cells are done already", highlight=False)
-    failures = _run(bench, protocol, waiting, results, console)
+    try:
+        failures = _run(bench, protocol, waiting, results, console)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped; the same command continues what is in {bench.out}") from None
     done = [results[cell] for cell in cells if cell in results]
     content = _content(bench, protocol, tasks, done, failures)
     write_json(bench.out / RESULTS, content)
@@ -152,6 +153,8 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
 def _with_defaults(bench: Bench, protocol: Protocol | None) -> Bench:
     if protocol is None:
         return replace(bench, data=bench.data or ("fashion-demo",), labels=bench.labels or (4,))
+    if bench.data or bench.network != "small":
+        raise ValueError("--protocol says which data and network; leave --data and --network out")
     labels = bench.labels or protocol.labels
     unknown = [str(count) for count in labels if count not in protocol.labels]
     if unknown:

@@ -148,7 +148,7 @@ def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budg
     if budget.seconds is not None:
         return replace(config, train=replace(config.train, steps=UNLIMITED))
     steps = steps_for(config, phase.method, classes, total * phase.share)
-    keep = max(1, steps // budget.curve) if budget.curve > 1 else None
+    keep = -(-steps // budget.curve) if budget.curve > 1 else None
     train = replace(config.train, steps=steps, keep_every=keep, checkpoint_every=max(50, steps // 4))
     return replace(config, optim=warmed(config.optim, steps), train=train)
 

@@ -60,8 +60,8 @@ def _sskde(bandwidth: Literal["flat", "median"]) -> Judge:
     )
 
 
-# Classifiers without training. In: unit rows of the labeled images, their labels, unit rows of the pool, number
-# of classes. Out: a function from unit rows to class probabilities.
+# Classifiers without training. In: unit rows of the labeled images, their labels, unit rows of the pool,
+# number of classes. Out: a function from unit rows to class probabilities.
 JUDGES: dict[str, Judge] = {
     "logistic": _logistic,
     "soft-nn": _soft_nn,
@@ -74,8 +74,6 @@ def phases_of(name: str, *, frozen: bool) -> list[Phase]:
     """The phases of an entry. `first>second` trains the second method from the weights of the first."""
     if ">" in name:
         first, *rest = name.split(">")
-        if not rest or not all(rest):
-            raise ValueError(f"--methods: {name!r} must be METHOD>METHOD, such as simclr>fixmatch")
         parts = [(first, PRETRAINING), *((part, (1 - PRETRAINING) / len(rest)) for part in rest)]
     else:
         parts = list(PHASES.get(name, ((name, 1.0),)))
@@ -95,6 +93,8 @@ def known_entries() -> list[str]:
 def check_entries(names: Sequence[str], *, frozen: bool) -> None:
     """Raise an error for a name that is not known, or cannot run there."""
     for name in names:
+        if not all(name.split(">")):
+            raise ValueError(f"--methods: {name!r} must be METHOD>METHOD, such as simclr>fixmatch")
         for part in name.replace("_", "-").split(">"):
             if ":" not in part and part not in known_entries():
                 close = nearest(part, known_entries())

@@ -34,7 +34,11 @@ class Method(ABC):
     optim: ClassVar[Mapping[str, Any]] = {}
     """Fields of OptimConfig that suit this method. With a peak, the rate starts there and falls to 0."""
     init: ClassVar[tuple[str, ...]] = ("backbone",)
-    """Parts of the encoder that start from the weights of `--init`."""
+    """Parts of the encoder that start from the weights of `--init`; a frozen backbone always does."""
+    needs_init: ClassVar[str] = ""
+    """What `--init` must name, for methods that cannot start without a weight file; part of the error."""
+    uses_labels: ClassVar[bool] = True
+    """False for self-supervised methods, which do not look at the labeled batch."""
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
         """The random views of each unlabeled image, by role.

@@ -5,20 +5,54 @@ import importlib
 import os
 import sys
 
+from ropaws.methods.byol import BYOL
+from ropaws.methods.ccssl import CCSSL
+from ropaws.methods.cross_entropy import CrossEntropy
+from ropaws.methods.ds3l import DS3L
 from ropaws.methods.fine_tune import FineTune
 from ropaws.methods.fixmatch import FixMatch
+from ropaws.methods.iomatch import IOMatch
 from ropaws.methods.method import Method
+from ropaws.methods.moco_v2 import MoCoV2
+from ropaws.methods.mpl import MPL
+from ropaws.methods.opencos import OpenCoS
+from ropaws.methods.openmatch import OpenMatch
 from ropaws.methods.paws import PAWS
+from ropaws.methods.prosub import ProSub
+from ropaws.methods.pseudo_label import PseudoLabel
+from ropaws.methods.realmix import RealMix
 from ropaws.methods.ropaws import RoPAWS
+from ropaws.methods.self_training import SelfTraining
+from ropaws.methods.simclr import SimCLR
 from ropaws.methods.supervised import Supervised
+from ropaws.methods.swav import SwAV
+from ropaws.methods.uasd import UASD
+from ropaws.methods.uda import UDA
 from ropaws.naming import nearest
 
 METHODS: dict[str, type[Method]] = {
+    "byol": BYOL,
+    "ccssl": CCSSL,
+    "cross-entropy": CrossEntropy,
+    "ds3l": DS3L,
     "fine-tune": FineTune,
     "fixmatch": FixMatch,
+    "iomatch": IOMatch,
+    "moco-v2": MoCoV2,
+    "mpl": MPL,
+    "opencos": OpenCoS,
+    "openmatch": OpenMatch,
     "paws": PAWS,
+    "prosub": ProSub,
+    "pseudo-label": PseudoLabel,
+    "realmix": RealMix,
     "ropaws": RoPAWS,
+    "self-training": SelfTraining,
+    "simclr": SimCLR,
     "supervised": Supervised,
+    "swav": SwAV,
+    "uasd": UASD,
+    "uda": UDA,
 }
 
 

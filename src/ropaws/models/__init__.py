@@ -179,13 +179,14 @@ def load_init(
     Args:
         encoder: The network to start.
         config: Its settings; config.init is a weight file, or "pretrained".
-        parts: "backbone", and "projection" where the file has a projection head (another run's).
+        parts: "backbone", and "projection" where the file has a projection head (another run's). A frozen
+            backbone is always loaded.
         channels: Of the images.
 
     Returns:
         The names in the file that were left out.
     """
-    if config.init is None:
+    if config.init is None or not (config.frozen or "backbone" in parts):
         return []
     if config.init == PRETRAINED:
         encoder.backbone.load_state_dict(_pretrained_state(config, channels))

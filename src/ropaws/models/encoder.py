@@ -87,8 +87,11 @@ class Encoder(nn.Module):
     @property
     def trained_dims(self) -> int:
         """Dimensions of trained_features."""
-        if not self.frozen:
-            return self.feature_dims
+        return self.embedding_dims if self.frozen else self.feature_dims
+
+    @property
+    def embedding_dims(self) -> int:
+        """Dimensions of the embeddings h and z."""
         return int(self.projection[-1].out_features)  # type: ignore[arg-type]
 
     @property

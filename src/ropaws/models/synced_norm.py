@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ropaws.distributed import place, stack_constants, sum_constants
+from ropaws.distributed import all_sum, place, stack_constants
 
 
 class SyncedBatchNorm(_BatchNorm):
@@ -39,12 +39,18 @@ class SyncedBatchNorm(_BatchNorm):
 
 
 class _Normalize(torch.autograd.Function):
-    """One exchange each way: moments forward, two sums backward."""
+    """One exchange each way: moments forward, two sums backward.
+
+    The backward pass may be differentiated by its incoming gradient (ds3l), not by the images or weights.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
         wide = x.to(weight.dtype)  # half precision would lose the sums
-        own_variance, own_mean = torch.var_mean(wide, _others(x), correction=0)
+        if x.numel():
+            own_variance, own_mean = torch.var_mean(wide, _others(x), correction=0)
+        else:  # a process without rows counts for nothing
+            own_variance, own_mean = torch.zeros_like(weight), torch.zeros_like(weight)
         own_count = own_mean.new_tensor([x.numel() / x.shape[1]])
         parts = stack_constants(torch.cat([own_count, own_mean, own_variance]))  # (processes, 1 + 2 channels)
         counts, means, variances = parts.split([1, x.shape[1], x.shape[1]], dim=1)
@@ -64,7 +70,7 @@ class _Normalize(torch.autograd.Function):
         wide = gradient.to(weight.dtype)
         normal = (x.to(weight.dtype) - mean.view(shape)) * scale.view(shape)
         own = torch.stack([wide.sum(_others(x)), (wide * normal).sum(_others(x))])
-        average, slope = sum_constants(own) / count
+        average, slope = all_sum(own) / count
         towards = wide - average.view(shape) - normal * slope.view(shape)
         return (towards * (weight * scale).view(shape)).to(gradient.dtype), own[1], own[0], None
 

@@ -27,6 +27,7 @@ from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
 from ropaws.data.splits import Labeled, choose_split
 from ropaws.distributed import gather_constants, place
+from ropaws.methods import method_name
 from ropaws.models import FEATURES, PRETRAINED, Encoder, build_encoder, load_init, pretrained_normalization
 from ropaws.models.heads import ComponentsHead
 from ropaws.models.synced_norm import synchronize_norms
@@ -126,6 +127,8 @@ def build(
     positions, _ = support_indices(0, facts.split.labels, config.support, seed=config.train.seed)
     support_share(len(positions), config.support, place())
     _check_kind(config, corpus)
+    if starts:
+        _check_init(config)
     left_out: list[str] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.train.seed)
@@ -157,6 +160,12 @@ def _check_kind(config: RunConfig, corpus: Corpus) -> None:
         raise ValueError(
             f"model.backbone={FEATURES} goes with data that are features, got images; name a network"
         )
+
+
+def _check_init(config: RunConfig) -> None:
+    needed = config.method.needs_init
+    if needed and config.model.init in (None, PRETRAINED):
+        raise ValueError(f"{method_name(config.method)} needs {needed}; give --init RUN/model.safetensors")
 
 
 def with_features(

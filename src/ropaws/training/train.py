@@ -125,11 +125,13 @@ def train_run(
     files: ImageFiles | None = None,
     corpus: Corpus | None = None,
     normalize: Normalization | None = None,
+    in_class: Tensor | None = None,
 ) -> TrainedRun:
     """As train.
 
     files, corpus: the image files of the run, or its images, if they are read already. normalize: of another
     run whose weights this one starts from; by default as its pretrained weights, or else its images, ask.
+    in_class (n,): which training images belong to a known class, if the caller knows; for the log alone.
     """
     run = Path(out)
     check_target(run)
@@ -158,7 +160,7 @@ def train_run(
         if parts.corpus.unreadable:
             unreadable = f"{len(parts.corpus.unreadable)} unreadable images left out"
             console.print(f"{unreadable}, listed in {run / UNREADABLE}")
-        _fit(run, config, parts, console, start=0, seconds=0.0)
+        _fit(run, config, parts, console, start=0, seconds=0.0, in_class=in_class)
     return TrainedRun(run, parts.corpus)
 
 
@@ -191,15 +193,21 @@ def resume(run: Path | str, *, console: Console | None = None) -> Path:
     return resume_run(run, console=console).path
 
 
-def resume_run(run: Path | str, *, console: Console | None = None) -> TrainedRun:
-    """As resume."""
+def resume_run(
+    run: Path | str,
+    *,
+    console: Console | None = None,
+    corpus: Corpus | None = None,
+    in_class: Tensor | None = None,
+) -> TrainedRun:
+    """As resume; corpus and in_class as for train_run."""
     run = Path(run)
     config = read_run_config(run)
     facts = read_facts(run)
     device = choose_device(config.train.device, planned_place().local_rank)
     with joined(device) as at:
         console = _console(console, at)
-        corpus = _load_in_turn(config.data, console, at)
+        corpus = corpus or _load_in_turn(config.data, console, at)
         check_same_data(run, facts, corpus)
         parts = build(config, corpus, facts, device, _read_precision(run), console)
         checkpoint = load_checkpoint(run, device, lambda line: console.print(line, highlight=False))
@@ -208,7 +216,8 @@ def resume_run(run: Path | str, *, console: Console | None = None) -> TrainedRun
         if config.model.frozen:  # of the backbone as it was restored
             embedded = with_features(config, corpus, facts, encoder_of(parts.model), console)
             parts = replace(parts, corpus=embedded)
-        _fit(run, config, parts, console, start=checkpoint.next_step, seconds=checkpoint.seconds)
+        start, seconds = checkpoint.next_step, checkpoint.seconds
+        _fit(run, config, parts, console, start=start, seconds=seconds, in_class=in_class)
     return TrainedRun(run, parts.corpus)
 
 
@@ -306,7 +315,16 @@ def _save(run: Path, config: RunConfig, parts: Parts, *, next_step: int, seconds
     )
 
 
-def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start: int, seconds: float) -> None:
+def _fit(
+    run: Path,
+    config: RunConfig,
+    parts: Parts,
+    console: Console,
+    *,
+    start: int,
+    seconds: float,
+    in_class: Tensor | None,
+) -> None:
     """Drive the loop: save, log, show; stop between steps when asked to."""
     writes = place().rank == 0
     if parts.device.type == "cpu":
@@ -325,7 +343,7 @@ def _fit(run: Path, config: RunConfig, parts: Parts, console: Console, *, start:
         learning_rate(config.optim, total),
         parts.scaler,
         stream.pool_pass,
-        _known_in_class(config, parts),
+        _known_in_class(config, parts) if in_class is None else in_class.to(parts.device),
     )
     shown = show_progress(
         steps,
