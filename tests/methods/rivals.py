@@ -41,7 +41,7 @@ RIVALS = {
     "byol": Rival(BYOL(predictor_hidden=64)),
     "ccssl": Rival(CCSSL(confidence=0.5, push=0.4)),
     "cross-entropy": Rival(CrossEntropy()),
-    "ds3l": Rival(DS3L()),
+    "ds3l": Rival(DS3L(), steps=40),
     "fixmatch": Rival(FixMatch(confidence=0.6)),
     "iomatch": Rival(IOMatch(confidence=0.6, alignment=8)),
     "moco-v2": Rival(MoCoV2()),

@@ -1,5 +1,7 @@
 """The mixture of two Beta distributions: densities, moments, what belongs where."""
 
+import math
+
 import pytest
 import torch
 
@@ -69,3 +71,9 @@ def test_a_narrow_distribution_keeps_its_digits_in_float32():
     assert found[0] > 0.99
     assert found[1] < 0.01
     assert 0 <= found[2] < 0.01  # in between, where neither density is large
+    x, a, b = 0.8975, 180_000, 20_000  # where the density is about as large as the doubt
+    scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    density = math.exp(scale + (a - 1) * math.log(x) + (b - 1) * math.log(1 - x))
+    assert 0.1 < density < 10
+    found = mixture(torch.tensor([x], dtype=torch.float64), doubt=0.1)
+    assert found.item() == pytest.approx(0.5 * density / (0.5 * density + 0.1), rel=1e-6)

@@ -155,9 +155,7 @@ def test_a_step_is_the_loss_of_the_formula():
     labeled, sure, learner = np.split(probs(network, main), [4, 9])
     out = probs(second, weak[outside])
     known = [-math.log(labeled[i, c]) for i, c in enumerate([0, 1, 2, 0])] + [-math.log(sure[2, 2])]
-    consistency = [
-        -math.log(learner[i, sure[i].argmax()]) if sure[i].max() >= 0.4 else 0.0 for i in range(5)
-    ]
+    consistency = [-math.log(learner[i, sure[i].argmax()]) if sure[i].max() >= 0.4 else 0.0 for i in range(5)]
     soft = [oracles.cross_entropy(p, model.soft[row].tolist()) for p, row in zip(out, outside, strict=True)]
     parts = [np.mean(known), np.mean(consistency), np.mean(soft)]
     assert [float(value) for value in found.parts.values()] == pytest.approx(parts, rel=1e-4)

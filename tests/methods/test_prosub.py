@@ -167,6 +167,8 @@ def test_the_first_step_knows_no_subspace():
     assert torch.isfinite(losses.total)
     assert all(torch.isfinite(w.grad).all() for w in model.parameters() if w.grad is not None)
     assert (model.prototypes.norm(dim=1) > 0).all()
+    assert model.mixture.inside.tolist() == [10, 2]
+    assert model.mixture.outside.tolist() == [2, 10]
 
 
 def test_predictions_rank_by_the_subspace_score():

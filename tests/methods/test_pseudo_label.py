@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from ropaws.batch import Batch
 from ropaws.methods.cross_entropy import CrossEntropy
 from ropaws.methods.norm_statistics import kept_norm_statistics
 from ropaws.methods.pseudo_label import PseudoLabel
@@ -85,20 +84,6 @@ def test_statistics_are_remembered_again_also_after_an_error():
     assert norms[0].running_mean.tolist() == [0, 0]
     norms(rows)
     torch.testing.assert_close(norms[0].running_mean, 0.3 * rows.mean(dim=0))
-
-
-def test_labels_alone():
-    """Cross-entropy needs no unlabeled image, and asks for none."""
-    method = CrossEntropy()
-    model, batch = model_and_batch(method)
-    assert method.views(None) == {}
-    batch = Batch(batch.step, batch.steps, {}, batch.pool_index[:0], batch.labeled)
-    with torch.no_grad():
-        labeled = model.network.heads["classes"](batch.labeled.images).tolist()
-    losses = method.step(model, batch)
-    expected = oracles.labeled_loss(labeled, batch.labeled.classes.tolist())
-    assert losses.total.item() == pytest.approx(expected, abs=1e-12)
-    assert losses.selected is None
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,11 @@ def test_rows_are_mixed_with_their_partners():
 
 def test_the_order_of_labeled_rows_does_not_depend_on_how_they_come():
     """Four views of three images, two of which are mirror images of each other."""
-    images = torch.randn(12, 3, 4, 4)
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 9, (12, 3, 4, 4), generator=random).float()
     images[5] = images[1].flip(-1)
     identity = torch.tensor([7, 2, 7, 4, 4, 2, 2, 4, 7, 7, 2, 4])
-    shuffled = torch.randperm(12)
+    shuffled = torch.arange(12).flip(0)
     first = images[steady_order(images, identity)]
     second = images[shuffled][steady_order(images[shuffled], identity[shuffled])]
     assert torch.equal(first, second)

@@ -1,4 +1,4 @@
-"""SimCLR's loss, and what all methods of pretraining promise: no labels, and an encoder that others take over."""
+"""SimCLR's loss, and what all pretraining promises: no labels, and an encoder that others take over."""
 
 from dataclasses import replace
 
@@ -69,7 +69,9 @@ def test_labels_are_not_looked_at_and_the_whole_encoder_learns(method):
     for part in (encoder.backbone, encoder.projection):
         assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in part.parameters())
     assert not method.uses_labels
-    frozen = [weight for name, weight in model.named_parameters() if name.split(".")[0] in ("target", "key_encoder")]
+    frozen = [
+        weight for name, weight in model.named_parameters() if name.split(".")[0] in ("target", "key_encoder")
+    ]
     assert all(weight.grad is None and not weight.requires_grad for weight in frozen)
 
 
@@ -80,7 +82,9 @@ def test_on_features_the_head_is_trained(method, head):
     batch = make_batch(method, shape=(3,))
     method.step(model, batch).total.backward()
     projection = getattr(model, "encoder", model).projection
-    assert all(weight.grad.abs().sum() > 0 for name, weight in projection.named_parameters() if "weight" in name)
+    assert all(
+        weight.grad.abs().sum() > 0 for name, weight in projection.named_parameters() if "weight" in name
+    )
     with torch.no_grad():
         method.after_step(model, batch)
 

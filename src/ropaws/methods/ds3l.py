@@ -12,12 +12,13 @@ run, Adam at 3e-4; 50 labeled and 50 unlabeled images per step.
 Cost: a backward pass that keeps its graph, the labeled rows forward and backward once more, and a backward
 pass through the first one: about three times a plain method, in time and memory.
 
-Deviations: one optimizer and rate for the network and for g (the released code has two Adams of the same
-rate, and asks to tune that of g); the gradient through the network of g's input is left out in the
-trial, as it is in the real step; its sum of weights is that of the real step (the released code divides by
-single weights in the trial); no consistency of labeled rows, which the released code masks to zero; no noise
-on the images. Tests use a moving average of 0.999; confidence serves as the score of in-class images. Several
-processes on CUDA do not work: torch's synchronized batch norm has no second derivative.
+Deviations: one optimizer and rate for the network and for g (the released code has an Adam for each, that of
+g at 3e-4 or 6e-5 depending on its version, and asks to tune it); the gradient through the network of g's
+input is left out in the trial, as it is in the real step; its sum of weights is that of the real step (the
+released code divides by single weights in the trial); no consistency of labeled rows, which the released code
+masks to zero; no noise on the images. Tests use a moving average of 0.999; confidence serves as the score of
+in-class images. Several processes on CUDA do not work: torch's synchronized batch norm has no second
+derivative. Where features alone are given, without views, both views are equal and only labels are learned.
 """
 
 from collections.abc import Mapping

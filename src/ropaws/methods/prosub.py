@@ -15,8 +15,9 @@ Defaults are the paper's for CIFAR-10: pi 0.5, tau 0.95, w_pl 1, w_sub 1, w_s 10
 
 Deviations: the phase of pretraining is a share of the run; the averages of prototypes and Beta parameters
 warm up as that of the weights (models/ema.py); directions of prototypes that do not exist yet are left out
-instead of filled up by a QR decomposition; scores keep 1e-4 away from 0 and 1. With as many classes as
-dimensions of the features, the subspace is everything and the score says nothing.
+instead of filled up by a QR decomposition, and the Beta parameters wait for the first ones; scores keep 1e-4
+away from 0 and 1. With as many classes as dimensions of the features, the subspace is everything and the
+score says nothing.
 """
 
 from collections.abc import Mapping
@@ -143,7 +144,8 @@ class ProSub(ClassifierMethod):
         """Prototypes and Beta parameters move towards those of the batch of all processes."""
         decay = warmed_decay(self.statistics, batch.step)
         labeled, classes = gather_constants(labeled), gather_constants(batch.labeled.classes)
-        model.mixture.update(subspace_scores(labeled, basis), gather_constants(scores), decay)
+        if basis.any():  # before the first prototypes, scores are all zero and say nothing
+            model.mixture.update(subspace_scores(labeled, basis), gather_constants(scores), decay)
         model.prototypes.copy_(averaged_prototypes(model.prototypes, labeled, classes, decay))
 
     def predict(self, model: nn.Module, images: Tensor, support: LabeledEmbeddings) -> Outputs:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NOT_CHOSEN = -1  # pseudo-label of an image that has none
-LBFGS_STEPS = 200
+LBFGS_STEPS, FLAT = 200, 1e-7  # most iterations, and slope of the loss at which they end
 
 
 def prototypes(embedded: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -44,7 +44,13 @@ def fit_probe(features: Tensor, labels: Tensor, classes: int, *, penalty: float)
     """
     rows, labels = _with_one(features.detach().cpu().double()), labels.cpu()
     weights = rows.new_zeros(rows.shape[1], classes, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights], max_iter=LBFGS_STEPS, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        [weights],
+        max_iter=LBFGS_STEPS,
+        tolerance_grad=FLAT,
+        tolerance_change=FLAT**2,
+        line_search_fn="strong_wolfe",
+    )
 
     def loss() -> Tensor:
         optimizer.zero_grad()

@@ -16,7 +16,6 @@ Predictions are those of soft nearest neighbors on z, without prototypes. On dat
 and the prototypes are trained.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -42,15 +41,13 @@ MOST_FROZEN = 0.1  # share of the run in which prototypes are not trained
 def sinkhorn_codes(scores: Tensor, *, epsilon: float, rounds: int) -> Tensor:
     """Soft assignments of rows to prototypes that use all prototypes alike.
 
-    exp(scores / epsilon), scaled in turns: prototypes to 1 / k, rows to 1 / n.
+    exp(scores / epsilon), scaled in turns: all prototypes to one sum, all rows to one sum.
     (n, k)  ->  (n, k), rows sum to 1. In logarithms, as the exponentials may underflow.
     """
-    rows, prototypes = scores.shape
     log_codes = scores / epsilon
     for _ in range(rounds):
-        log_codes = log_codes - log_codes.logsumexp(dim=0, keepdim=True) - math.log(prototypes)
-        log_codes = log_codes - log_codes.logsumexp(dim=1, keepdim=True) - math.log(rows)
-    return log_codes.exp() * rows
+        log_codes = log_codes.log_softmax(dim=0).log_softmax(dim=1)
+    return log_codes.exp()
 
 
 def swap_loss(codes: Sequence[Tensor], scores: Sequence[Tensor], *, temperature: float) -> Tensor:

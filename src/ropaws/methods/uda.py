@@ -12,8 +12,8 @@ The released code has 64 labeled and 320 unlabeled images per step.
 
 Deviations: the rate falls by cos(7/16 pi t) instead of to zero, tests use a moving average of 0.999, and
 RandAugment is that of FixMatch, all three as in the USB benchmark; the labeled batch is balanced over
-classes. On features that are known, w and s are two random views of the cache. UDA has no detector: its
-confidence serves as the score of in-class images.
+classes. Where features alone are given, without views, w and s are the same and only sharpening is learned.
+UDA has no detector: its confidence serves as the score of in-class images.
 """
 
 import math
