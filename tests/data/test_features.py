@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+import ropaws.data.features as features_module
 from ropaws.data.augment import AugmentConfig, Normalization, Part
 from ropaws.data.corpus import Corpus
 from ropaws.data.features import (
     EmbeddedImages,
     FeatureBank,
     FeatureRows,
-    drawn_views,
+    draw_views,
     features_of,
     principal_components,
     without_features,
@@ -109,9 +110,30 @@ def test_roles_get_different_views_of_the_same_images():
 
 def test_more_roles_than_views_use_them_again():
     random = torch.Generator().manual_seed(0)
-    drawn = drawn_views(rows(views=2).views(torch.arange(5)), 3, random, Part(torch.arange(5), 5))
-    assert torch.equal(drawn[0], drawn[2])
-    assert not torch.equal(drawn[0], drawn[1])
+    drawn = draw_views(2, 3, random, Part(torch.arange(5), 5))
+    assert torch.equal(drawn[:, 0], drawn[:, 2])
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+
+
+def test_only_the_views_that_are_drawn_are_read(tmp_path, monkeypatch):
+    """In memory and, beyond what is held, from the segments: the same."""
+    everything = rows(views=4)
+    index, chosen = torch.tensor([2, 0]), torch.tensor([[3, 1], [0, 0]])
+    expected = everything.views(index)[torch.arange(2)[:, None], chosen]
+    assert torch.equal(everything.views(index, chosen=chosen), expected)
+    arrays = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float16)
+    where = np.array([[0, 1], [1, 2], [1, 0]])
+    held, mapped = (FeatureBank(list(arrays), where, "x") for _ in range(2))
+    monkeypatch.setattr(features_module, "IN_MEMORY", 0)
+    assert mapped._held is None
+    monkeypatch.undo()
+    assert held._held is not None
+    chosen = torch.tensor([[2, 1], [0, 0]])
+    found = [bank.views(index, chosen=chosen) for bank in (held, mapped)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(
+        found[0][0, 0], torch.from_numpy(arrays[1, 0, 3]).float()
+    )  # the center view is the first
 
 
 def test_supports_are_views_of_the_labeled_images_with_their_labels():

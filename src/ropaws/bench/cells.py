@@ -100,6 +100,7 @@ def run_cell(
     judged = cell.method in JUDGES
     result = _judge(cell, task, base) if judged else _train(cell, task, base, budget, folder)
     result |= {"data": cell.data.name, "labels": cell.labels, "seed": cell.seed, "method": cell.method}
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULT, result)
     return result
 
@@ -122,7 +123,7 @@ def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path
         runs.append(run)
         init = run / MODEL
     last = Run(runs[-1], corpus=task.corpus, console=Console(quiet=True))
-    outputs = last.outputs(task.corpus.test_images)
+    outputs = last.outputs(last.corpus.test_images)  # the run's own: frozen features come from the cache
     result = figures_of(outputs, task, last.threshold)
     per_step = images_per_step(config, phase.method, classes)
     curve = _curve(last, task, seen - steps * per_step, per_step)
@@ -231,7 +232,7 @@ def _curve(run: Run, task: Task, earlier: float, per_step: float) -> list[list[f
     for step, weights in sorted(snapshots(run.path).items()):
         if step >= run.config.train.steps:
             continue
-        outputs = run.at_snapshot(weights).outputs(task.corpus.test_images, rows)
+        outputs = run.at_snapshot(weights).outputs(run.corpus.test_images, rows)
         accuracy = accuracy_and_confidence(outputs.probs, truth[rows])["accuracy"]
         points.append([earlier + step * per_step, accuracy])
     return points

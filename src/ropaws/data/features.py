@@ -1,5 +1,6 @@
 """Features of images in the place of their pixels: rows in memory, or in the segments of a cache on disk."""
 
+import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from torch import Generator, Tensor
 
 from ropaws.data.augment import AugmentConfig, Part, View
 from ropaws.data.corpus import Corpus, Images
+
+IN_MEMORY = 1 << 29  # bytes of the features of a run up to which they are held
 
 
 class Features(ABC):
@@ -31,11 +34,17 @@ class Features(ABC):
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         """Features of the center views.   (k,)  ->  (k, d) float32"""
 
+    @property
     @abstractmethod
-    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
+    def view_count(self) -> int:
+        """Random views of each image; where there are none, the center view counts as one."""
+
+    @abstractmethod
+    def views(self, index: Tensor, kind: View | None = None, chosen: Tensor | None = None) -> Tensor:
         """Features of the random views, of the center view where there are none.   (k,)  ->  (k, v, d)
 
-        kind: of view, where there are several kinds; see SeveralKinds.
+        kind: of view, where there are several kinds; see SeveralKinds. chosen (k, m): the views to read of
+        each image, by default all of them.
         """
 
     @abstractmethod
@@ -73,8 +82,13 @@ class FeatureRows(Features):
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         return self.center[index]
 
-    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
-        return self.center[index][:, None] if self.random_views is None else self.random_views[index].float()
+    @property
+    def view_count(self) -> int:
+        return 1 if self.random_views is None else self.random_views.shape[1]
+
+    def views(self, index: Tensor, kind: View | None = None, chosen: Tensor | None = None) -> Tensor:
+        views = self.center[:, None] if self.random_views is None else self.random_views
+        return (views[index] if chosen is None else views[index[:, None], chosen]).float()
 
     def digest(self) -> str:
         state = hashlib.blake2b(str(tuple(self.shape)).encode(), digest_size=16)
@@ -85,7 +99,7 @@ class FeatureRows(Features):
 
 
 class FeatureBank(Features):
-    """Features in the segments of a cache, memory-mapped: memory does not grow with the images.
+    """Features in the segments of a cache, memory-mapped: beyond IN_MEMORY, memory does not grow with them.
 
     Args:
         segments: Arrays (m, v + 1, d) of float16, the center view first.
@@ -105,14 +119,35 @@ class FeatureBank(Features):
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         return self._read(index, slice(0, 1))[:, 0]
 
-    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
-        return self._read(index, slice(1 if self._views > 0 else 0, None))
+    @property
+    def view_count(self) -> int:
+        return max(1, self._views)
+
+    def views(self, index: Tensor, kind: View | None = None, chosen: Tensor | None = None) -> Tensor:
+        first = 1 if self._views > 0 else 0
+        if chosen is None:
+            return self._read(index, slice(first, None))
+        if self._held is not None:
+            return self._held[index[:, None], chosen + first].float()
+        rows = torch.arange(len(index))[:, None]
+        return self._read(index, slice(first, None))[rows, chosen]
 
     def digest(self) -> str:
         state = hashlib.blake2b(f"{self.made_from} {tuple(self.shape)}".encode(), digest_size=16)
         for rows in torch.arange(len(self)).split(4096):
             state.update(self._read(rows, slice(None)).numpy().data)
         return state.hexdigest()
+
+    @functools.cached_property
+    def _held(self) -> Tensor | None:
+        """All of them in memory, where they are few: a step then reads what it draws, and nothing else."""
+        if len(self) * (self._views + 1) * self.shape[1] * 2 > IN_MEMORY or len(self) == 0:
+            return None
+        held = np.empty((len(self), self._views + 1, self.shape[1]), np.float16)
+        for number in np.unique(self.where[:, 0]):
+            mine = self.where[:, 0] == number
+            held[mine] = self.segments[number][self.where[mine, 1]]
+        return torch.from_numpy(held)
 
     @property
     def _views(self) -> int:
@@ -147,8 +182,12 @@ class SeveralKinds(Features):
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         return self.first[index]
 
-    def views(self, index: Tensor, kind: View | None = None) -> Tensor:
-        return self.kinds[kind].views(index)
+    @property
+    def view_count(self) -> int:
+        return self.first.view_count
+
+    def views(self, index: Tensor, kind: View | None = None, chosen: Tensor | None = None) -> Tensor:
+        return self.kinds[kind].views(index, chosen=chosen)
 
     def digest(self) -> str:
         state = hashlib.blake2b(digest_size=16)
@@ -222,14 +261,13 @@ def without_features(corpus: Corpus) -> Corpus:
     )
 
 
-def drawn_views(cached: Tensor, count: int, random: Generator, part: Part) -> list[Tensor]:
-    """Random ones of the cached views of each image: different ones, as far as there are enough.
+def draw_views(views: int, count: int, random: Generator, part: Part) -> Tensor:
+    """Which of the cached views of each image to show: different ones, as far as there are enough.
 
-    cached (n, v, d)  ->  count times (n, d)
+    views: cached ones of each image; count: those to show  ->  (n, count)
     """
-    order = torch.rand(part.of, cached.shape[1], generator=random).argsort(dim=1)[part.rows]
-    rows, order = torch.arange(len(cached), device=cached.device), order.to(cached.device)
-    return [cached[rows, order[:, number % cached.shape[1]]] for number in range(count)]
+    order = torch.rand(part.of, views, generator=random).argsort(dim=1)[part.rows]
+    return order[:, torch.arange(count) % views]
 
 
 def check_features(values: Tensor, name: str = "features") -> None:

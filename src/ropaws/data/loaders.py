@@ -12,7 +12,7 @@ from torch import Tensor
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import Normalization, Part, View, augment, center_view, random_views
 from ropaws.data.corpus import Images
-from ropaws.data.features import EmbeddedImages, drawn_views, features_of, kind_of
+from ropaws.data.features import EmbeddedImages, Features, draw_views, features_of, kind_of
 from ropaws.data.files.decoding import ReadBatch, ReadRequest, read_batch
 from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
@@ -45,9 +45,9 @@ class Chosen(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """The images of a step, before augmentation; of images whose features are known, all cached views."""
+    """The images of a step, before augmentation; of images whose features are known, the drawn views."""
 
-    unlabeled: Tensor  # (u, channels, h, w) uint8, or (u, views, d)
+    unlabeled: Tensor  # (u, channels, h, w) uint8, or (u, roles, d) one kind of views after another
     labeled: Tensor  # (k, channels, h, w) uint8, or (k, views, d)
     pool_index: Tensor  # (u,) positions of the unlabeled images, also of those that replace an unreadable one
 
@@ -110,31 +110,45 @@ class BatchStream:
         """This process's images of a step; those on disk are read in this process."""
         images, chosen = self.data.images, self.chosen(step)
         if (features := features_of(images)) is not None:
-            labeled = features.views(chosen.labeled, kind_of(self.labeled_view)).to(self.device)
-            several = [features.views(chosen.unlabeled, kind) for kind in self._roles_by_kind]
-            unlabeled = torch.cat(several, dim=1).to(self.device) if several else labeled[:0]
             shown = images.shown(chosen.unlabeled) if isinstance(images, EmbeddedImages) else chosen.unlabeled
-            return Pixels(unlabeled, labeled, shown)
+            return Pixels(*self._features(step, features, chosen), shown)
         if isinstance(images, ImageStack):
             return self._assembled(chosen, read_batch(self._request(chosen), images.cache))
         here = images[:0].device
         return Pixels(images[chosen.unlabeled.to(here)], images[chosen.labeled.to(here)], chosen.unlabeled)
 
+    def _features(self, step: int, features: Features, chosen: Chosen) -> tuple[Tensor, Tensor]:
+        """Drawn views of unlabeled and labeled images, those of unlabeled ones by kind."""
+        count = features.view_count
+        random, part = generator(self.seed, VIEWS, step), self._unlabeled_part
+        several = [
+            features.views(chosen.unlabeled, kind, draw_views(count, len(roles), random, part))
+            for kind, roles in self._roles_by_kind.items()
+        ]
+        drawn = draw_views(
+            count, self.support.views, generator(self.seed, SUPPORT_VIEWS, step), self._labeled_part(step)
+        )
+        labeled = features.views(chosen.labeled, kind_of(self.labeled_view), drawn).to(self.device)
+        return torch.cat(several, dim=1).to(self.device) if several else labeled[:0], labeled
+
+    @property
+    def _unlabeled_part(self) -> Part:
+        mine = share(self.batch, self.at)
+        return Part(torch.arange(mine.start, mine.stop), self.batch)
+
+    def _labeled_part(self, step: int) -> Part:
+        positions, _ = support_indices(step, self.data.labels, self.support, seed=self.seed)
+        return Part(support_share(len(positions), self.support, self.at), len(positions))
+
     def unlabeled_views(self, step: int, pixels: Tensor) -> dict[str, Tensor]:
         if not self.views:
             return {}
-        random = generator(self.seed, VIEWS, step)
-        mine = share(self.batch, self.at)
-        part = Part(torch.arange(mine.start, mine.stop), self.batch)
         if pixels.ndim == 3:
-            by_kind = self._roles_by_kind.values()
-            found = {
-                role: view
-                for roles, cached in zip(by_kind, pixels.chunk(len(by_kind), dim=1), strict=True)
-                for role, view in zip(roles, drawn_views(cached, len(roles), random, part), strict=True)
-            }
+            roles = [role for roles in self._roles_by_kind.values() for role in roles]
+            found = dict(zip(roles, pixels.unbind(dim=1), strict=True))
             return {role: found[role] for role in self.views}
-        return random_views(pixels, self.views, self.data.normalize, random, part)
+        random = generator(self.seed, VIEWS, step)
+        return random_views(pixels, self.views, self.data.normalize, random, self._unlabeled_part)
 
     @functools.cached_property
     def _roles_by_kind(self) -> dict[View | None, list[str]]:
@@ -150,7 +164,7 @@ class BatchStream:
         views, device = self.support.views, pixels.device
         random = generator(self.seed, SUPPORT_VIEWS, step)
         if pixels.ndim == 3:
-            images = torch.cat(drawn_views(pixels, views, random, Part(mine, len(positions))))
+            images = torch.cat(pixels.unbind(dim=1))
         else:  # row v * images + i of the batch is view v of image i
             rows = torch.cat([view * len(positions) + mine for view in range(views)])
             part = Part(rows, views * len(positions))

@@ -4,9 +4,9 @@ L = mean_u [ 2 - 2 cos(p(z_1), z'_2) ] + [ 2 - 2 cos(p(z_2), z'_1) ]
 
 z is the projection by the trained encoder, z' the one by its slow copy without gradient, p the predictor.
 The share of the copy that is kept rises from m to 1: 1 - (1 - m) (cos(pi step / steps) + 1) / 2. Settings
-that are usual on CIFAR: m 0.99, 4096 units in the predictor, LARS at 1.0 for a batch of 256 with weight
-decay 1e-5, the second view solarized with probability 0.2. On ImageNet: m 0.996, LARS at 0.2 batch / 256,
-weight decay 1.5e-6.
+that are usual on CIFAR: m 0.99, 4096 units in the predictor, LARS at 1.0 with trust 0.02 for a batch of 256
+and weight decay 1e-5, the second view solarized with probability 0.2. On ImageNet: m 0.996, LARS at 0.2
+batch / 256, weight decay 1.5e-6.
 
 Deviations: the predictor takes unit rows z; both views go through a network as one batch, so batch norm has
 the statistics of both; the projection head has three layers; thresholds of solarize are random; no blur; no
@@ -50,7 +50,7 @@ class BYOL(TwoViewMethod):
     predictor_hidden: int = 4096
     """Width of the predictor's hidden layer."""
 
-    optim: ClassVar[Mapping[str, Any]] = {"name": "lars", "peak": 1.0, "weight_decay": 1e-5}
+    optim: ClassVar[Mapping[str, Any]] = {"name": "lars", "peak": 1.0, "trust": 0.02, "weight_decay": 1e-5}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,9 +4,9 @@ L = mean over pairs (a, b), b != a, of  mean_u H( Q_a, softmax(z_b C / T) ),  Q 
 
 C are unit prototypes. The codes Q of the two large views spread the whole batch of all processes evenly over
 the prototypes (three rounds of Sinkhorn, no gradient); every other view learns them, small crops too.
-Prototypes are not trained in the first epoch. Defaults: T 0.1, epsilon 0.05, and LARS at 0.6 with weight
-decay 1e-6 as usual on CIFAR for a batch of 256; on ImageNet 3000 prototypes, LARS at 4.8 for a batch of
-4096, 800 epochs, views of 14 % to 100 % and 5 % to 14 % of the area.
+Prototypes are not trained in the first epoch. Defaults: T 0.1, epsilon 0.05, and LARS at 0.6 with trust 0.02
+and weight decay 1e-6 as usual on CIFAR for a batch of 256; on ImageNet 3000 prototypes, LARS at 4.8 for a
+batch of 4096, 800 epochs, views of 14 % to 100 % and 5 % to 14 % of the area.
 
 Deviations: 300 prototypes by default, as batches here are small against 3000, and no queue of past
 embeddings, which the paper has for small batches; prototypes are trained after a tenth of the run at the
@@ -77,7 +77,7 @@ class SwAV(Method):
     sinkhorn_rounds: int = 3
     """Rounds in which codes are spread evenly."""
 
-    optim: ClassVar[Mapping[str, Any]] = {"name": "lars", "peak": 0.6, "weight_decay": 1e-6}
+    optim: ClassVar[Mapping[str, Any]] = {"name": "lars", "peak": 0.6, "trust": 0.02, "weight_decay": 1e-6}
     uses_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

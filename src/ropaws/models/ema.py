@@ -4,8 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-Tensors = tuple[Tensor, ...] | list[Tensor]
-
 
 class EMA(AveragedModel):
     """A copy of a network whose weights follow the trained ones slowly; called like the network itself.
@@ -19,12 +17,8 @@ class EMA(AveragedModel):
     def __init__(self, network: nn.Module, *, decay: float = 0.999) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be at least 0 and below 1, got {decay}")
-
-        def average(averages: Tensors, weights: Tensors, updates: Tensor | int) -> None:
-            kept = warmed_decay(decay, int(updates))
-            torch._foreach_lerp_(averages, weights, 1 - kept)
-
-        super().__init__(network, multi_avg_fn=average)
+        super().__init__(network)
+        self.decay = decay
         self.requires_grad_(False)
         self.eval()
 
@@ -36,7 +30,19 @@ class EMA(AveragedModel):
     @torch.no_grad()
     def update(self, network: nn.Module) -> None:
         """Move towards the network's weights. The first call copies them."""
-        self.update_parameters(network)  # copies the buffers
+        updates = int(self.n_averaged)
+        pairs = list(zip(self.module.parameters(), network.parameters(), strict=True))
+        if updates == 0:
+            for average, weights in pairs:
+                average.copy_(weights)
+        else:
+            trained = [pair for pair in pairs if pair[1].requires_grad]  # the others stay as they are
+            averages: list[Tensor] = [average for average, _ in trained]
+            current: list[Tensor] = [weights for _, weights in trained]
+            torch._foreach_lerp_(averages, current, 1 - warmed_decay(self.decay, updates))
+        for copied, buffer in zip(self.module.buffers(), network.buffers(), strict=True):
+            copied.copy_(buffer)
+        self.n_averaged += 1
 
 
 def warmed_decay(decay: float, updates: int) -> float:
