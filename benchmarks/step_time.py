@@ -1,11 +1,12 @@
-"""What RoPAWS costs over PAWS: a whole training step, and the loss part alone at ImageNet's size.
+"""What methods cost: a whole training step of each, and how much of it is not the network.
 
 python benchmarks/step_time.py              some minutes on two cores; writes results/step_time.json
 python benchmarks/step_time.py --repeats 3  quicker and rougher
 
 The step is the paper's CIFAR setting: WRN-28-2, 256 unlabeled images with two large views and six
 small crops, 1280 supports. The loss part is the paper's ImageNet setting on given embeddings:
-4096 unlabeled images, 6720 supports, 960 classes.
+4096 unlabeled images, 6720 supports, 960 classes. For every method, the part of its step that is not the
+backbone, the views and the optimizer is measured with a backbone that costs nothing.
 """
 
 import argparse
@@ -24,7 +25,8 @@ from ropaws import recipes
 from ropaws.batch import Batch, Embeddings, Support
 from ropaws.data.corpus import measure_normalization
 from ropaws.data.loaders import BatchStream, TrainingData
-from ropaws.methods import PAWS, Method, RoPAWS
+from ropaws.methods import METHODS as METHOD_NAMES
+from ropaws.methods import PAWS, Method, RoPAWS, make_method
 from ropaws.models import build_encoder
 from ropaws.training.hardware import choose_precision, half_type, keep_freed_memory
 from ropaws.training.optim import LARS
@@ -78,6 +80,78 @@ class GivenEmbeddings(nn.Module):
 
     def forward(self, batches: list[torch.Tensor]) -> list[Embeddings]:
         return [Embeddings(self.rows[batch], self.rows[batch]) for batch in batches]
+
+
+class NoBackbone(nn.Module):
+    """Costs nothing: the features are a few pixels."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.scale * images.flatten(1)[:, : self.features]
+
+
+def method_steps(name: str) -> dict[str, Callable[[], None]]:
+    """A full step of a method, and its loss and heads alone: forward and backward on a given batch."""
+    config = recipes.get("cifar10-25")
+    method = make_method(name)
+    half = half_type(choose_precision("auto", torch.device("cpu")))
+    images = torch.randint(0, 256, (4000, 3, 32, 32), dtype=torch.uint8)
+    indices = torch.arange(4000)
+    data = TrainingData(images, indices, indices % 10, measure_normalization(images))
+    stream = BatchStream(
+        data,
+        method.views(config.augment),
+        method.labeled_view(config.augment),
+        config.support,
+        config.train.batch,
+        seed=0,
+        size=config.augment.size,
+    )
+
+    def step_of(encoder: nn.Module) -> Callable[[], None]:
+        model = method.build(encoder, classes=10, pool=len(images))
+        optimizer = torch.optim.SGD((w for w in model.parameters() if w.requires_grad), lr=0.0)
+        with torch.no_grad():
+            if method.needs_init == "" and isinstance(encoder.backbone, NoBackbone):
+                method.before_epoch(model.eval(), stream.whole_pool(0))
+        model.train()
+
+        def whole() -> None:
+            (batch,) = stream.batches(0, 1)
+            method.step(model, batch).total.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                method.after_step(model, batch)
+
+        (given,) = stream.batches(0, 1)
+
+        def loss() -> None:
+            method.step(model, given).total.backward()
+            optimizer.zero_grad(set_to_none=True)
+
+        return loss if isinstance(encoder.backbone, NoBackbone) else whole
+
+    network = build_encoder(config.model, channels=3, autocast=half)
+    light = build_encoder(config.model, channels=3)
+    light.backbone = NoBackbone(network.feature_dims)
+    return {"step": step_of(network), "loss": step_of(light)}
+
+
+def method_costs(turns: int) -> dict[str, dict[str, float]]:
+    """Seconds of a step, and the share of it that is loss and heads, of every method."""
+    costs = {}
+    for name in METHOD_NAMES:
+        seconds = interleaved(method_steps(name), turns)
+        step, loss = (statistics.median(seconds[part]) for part in ("step", "loss"))
+        costs[name] = {"seconds": round(step, 3), "loss_share": round(loss / step, 4)}
+        print(name, costs[name], flush=True)
+        gc.collect()
+    return costs
 
 
 def loss_parts(
@@ -134,7 +208,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
-    parser.add_argument("--only", choices=["memory", "cifar", "imagenet"], help="measure one part anew")
+    parser.add_argument("--only", choices=["memory", "cifar", "imagenet", "methods"], help="measure one part anew")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
@@ -148,6 +222,8 @@ def main() -> None:
         steps = training_steps("cifar10-400", channels=3, size=32, classes=10)
         write_results("step_time", {"cifar_step": summary(interleaved(steps, options.repeats))})
     gc.collect()
+    if options.only in (None, "methods"):
+        write_results("step_time", {"methods": method_costs(max(3, options.repeats // 2))})
     if options.only in (None, "imagenet"):
         imagenet = loss_parts(unlabeled=4096, classes=960, images=7, dims=2048, crops=6)
         turns = max(3, options.repeats // 2)

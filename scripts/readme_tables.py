@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from ropaws.report import bench_page
 from ropaws.report.tables import COLUMNS, comparison_rows
 
 ROOT = Path(__file__).parent.parent
@@ -366,8 +367,112 @@ SECTIONS = {
 }
 
 
+BENCH_COLUMNS = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "C+1",
+    "auroc": "AUROC",
+    "auroc_unseen": "unseen",
+    "fpr95": "FPR95",
+    "ece": "ECE",
+    "confidence_in": "conf. in",
+    "confidence_out": "conf. out",
+}
+
+
+def bench(name: str) -> str:
+    """A table for each setting, best accuracy first."""
+    results, parts = read(name), []
+    for setting in results["tables"]:
+        rows = bench_page.ordered_rows(setting)
+        keys = [key for key in BENCH_COLUMNS if any(key in row["figures"] for row in rows)]
+        best = {key: max(rows, key=lambda row: _mean(row, key)) for key in ("accuracy", "auroc")}
+        body = []
+        for row in rows:
+            cells = [
+                _bold(bench_page.shown(row["figures"].get(key)), key in best and _near(row, best[key], key))
+                for key in keys
+            ]
+            images, seconds = f"{row['images'] / 1000:,.0f}k", f"{row['seconds']:.0f}"
+            body.append([f"`{row['method']}`", *cells, images, seconds, bench_page.difference(row)])
+        draws = len(rows[0]["seeds"])
+        facts = results["data"][setting["data"]]
+        title = (
+            f"**{setting['data']}, {setting['labels']} labels per class** ({facts['in_class']:,} in-class and"
+            f" {facts['out_of_class']:,} out-of-class images, {draws} draws)"
+        )
+        head = ["method", *(BENCH_COLUMNS[key] for key in keys), "images", "seconds", "difference"]
+        parts.append(f"{title}\n\n{table([head, *body])}")
+    if results["failures"]:
+        parts.append("Failed: " + "; ".join(results["failures"]))
+    return "\n\n".join(parts)
+
+
+def _mean(row: dict, key: str) -> float:
+    return row["figures"][key]["mean"] if key in row["figures"] else -1.0
+
+
+def _near(row: dict, best: dict, key: str) -> bool:
+    """The best, or within one standard deviation of it."""
+    spread = best["figures"].get(key, {}).get("deviation") or 0.0
+    return _mean(row, key) >= _mean(best, key) - spread
+
+
+def _bold(text: str, strong: bool) -> str:
+    return f"**{text}**" if strong and text != "-" else text
+
+
+def bench_control() -> str:
+    """Accuracy against the number of out-of-class images."""
+    results = read("bench_control")
+    settings = sorted(results["tables"], key=lambda s: results["data"][s["data"]]["out_of_class"])
+    found: dict[str, list[str]] = {}
+    for setting in settings:
+        for row in setting["rows"]:
+            found.setdefault(row["method"], []).append(bench_page.shown(row["figures"]["accuracy"]))
+    last = {row["method"]: _mean(row, "accuracy") for row in settings[-1]["rows"]}
+    first = {row["method"]: _mean(row, "accuracy") for row in settings[0]["rows"]}
+    names = sorted(found, key=lambda name: -last.get(name, 0))
+    counts = [results["data"][s["data"]] for s in settings]
+    head = ["method", *(f"{c['out_of_class'] / c['in_class']:g}x" for c in counts), "change"]
+    rows = [[f"`{n}`", *found[n], f"{100 * (last[n] - first[n]):+.1f}"] for n in names]
+    return table([head, *rows])
+
+
+def bench_shift() -> str:
+    """Selected share, purity, AUROC and accuracy of OpenMatch and others."""
+    rows = [["pool", "labels", "method", "selected", "purity", "AUROC", "accuracy"]]
+    results = read("bench_shift")
+    for setting in results["tables"]:
+        for row in setting["rows"]:
+            figures = [
+                bench_page.shown(row["figures"].get(key)) for key in ("selected", "purity", "auroc", "accuracy")
+            ]
+            rows.append([setting["data"], str(setting["labels"]), f"`{row['method']}`", *figures])
+    return table(rows)
+
+
+def methods_cost() -> str:
+    costs = read("step_time")["methods"]
+    plain = costs["fixmatch"]["seconds"]
+    rows = [["method", "seconds per step", "times FixMatch", "loss and heads, % of the step"]]
+    for name, cost in sorted(costs.items()):
+        times = f"{cost['seconds'] / plain:.2f}"
+        rows.append([f"`{name}`", f"{cost['seconds']:.2f}", times, f"{100 * cost['loss_share']:.1f}"])
+    return table(rows)
+
+
+BENCHES = {
+    "bench-features": lambda: bench("bench_features"),
+    "bench-garments": lambda: bench("bench_garments"),
+    "bench-scratch": lambda: bench("bench_scratch"),
+    "bench-control": bench_control,
+    "bench-shift": bench_shift,
+    "methods-cost": methods_cost,
+}
+
+
 def fill(text: str) -> str:
-    for name, section in SECTIONS.items():
+    for name, section in {**SECTIONS, **BENCHES}.items():
         if f"<!-- {name}: " not in text:
             continue
         pattern = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)", re.DOTALL)

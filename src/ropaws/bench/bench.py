@@ -20,6 +20,7 @@ from ropaws.bench.summary import REFERENCE, summarize
 from ropaws.bench.tasks import Data, Network, Task
 from ropaws.bench.workers import Done, run_all
 from ropaws.config import differences
+from ropaws.methods import import_method
 from ropaws.recipes.protocols import Protocol, get_protocol
 from ropaws.report.bench_page import ordered_rows, shown, write_bench_page
 from ropaws.runs.atomic import read_json, write_json, write_text
@@ -118,6 +119,8 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
     """Train and test all cells; the content of results.json."""
     protocol = None if bench.protocol is None else get_protocol(bench.protocol)
     bench = _with_defaults(bench, protocol)
+    for name in bench.methods:
+        import_method(name)
     check_entries(bench.methods, frozen=bench.network == "pretrained")
     sources = [Data(source, bench.unseen, bench.root) for source in bench.data]
     tasks = {data: data.load() for data in sources}  # its errors, before anything is written
@@ -212,6 +215,7 @@ class _Work:
     protocol: Protocol | None
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
+        import_method(cell.method)
         base = None
         if self.protocol is not None:
             base = self.protocol.base(cell.labels, cell.data.source)

@@ -134,6 +134,9 @@ def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path
         "selection": _selection(runs),
         "curve": [*curve, [seen, result["figures"]["accuracy"]]],
     }
+    if result["selection"]:  # of the last tenth of training
+        _, selected, purity = result["selection"][-1]
+        result["figures"] |= {"selected": selected} | ({} if purity is None else {"purity": purity})
     for run in runs:  # what no later call needs
         (run / CHECKPOINT).unlink(missing_ok=True)
         shutil.rmtree(run / SNAPSHOTS, ignore_errors=True)
@@ -141,11 +144,12 @@ def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path
 
 
 def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budget: Budget) -> RunConfig:
-    """The settings of a phase: those that all methods share, and what is the method's own.
+    """The settings of a phase: those that all methods share, and the optimizer that is the method's own.
 
-    On frozen features the optimizer is the same for all: the papers' rates are for whole networks.
+    On frozen features too: on data of no table, a linear classifier trained by FixMatch's SGD was 2 to 5 points
+    ahead of one trained by the Adam that suits PAWS and RoPAWS there.
     """
-    config = replace(base, method=phase.method) if base.model.frozen else with_method(base, phase.method)
+    config = with_method(base, phase.method)
     if budget.seconds is not None:
         return replace(config, train=replace(config.train, steps=UNLIMITED))
     steps = steps_for(config, phase.method, classes, total * phase.share)

@@ -16,6 +16,8 @@ FIGURES = (
     "ece",
     "confidence_in",
     "confidence_out",
+    "selected",
+    "purity",
 )
 
 

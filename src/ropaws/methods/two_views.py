@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.rand_augment import WeakView
@@ -60,4 +60,8 @@ def slow_copy(encoder: Encoder) -> Encoder:
 @torch.no_grad()
 def follow(slow: nn.Module, network: nn.Module, momentum: float) -> None:
     """Weights of the copy <- momentum times its own + (1 - momentum) times the network's; no statistics."""
-    torch._foreach_lerp_(list(slow.parameters()), list(network.parameters()), 1 - momentum)
+    pairs = list(zip(slow.parameters(), network.parameters(), strict=True))
+    trained = [pair for pair in pairs if pair[1].requires_grad]  # a frozen backbone is the same in both
+    copies: list[Tensor] = [copied for copied, _ in trained]
+    weights: list[Tensor] = [weight for _, weight in trained]
+    torch._foreach_lerp_(copies, weights, 1 - momentum)
