@@ -146,8 +146,8 @@ def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path
 def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budget: Budget) -> RunConfig:
     """The settings of a phase: those that all methods share, and the optimizer that is the method's own.
 
-    On frozen features too: on data of no table, a linear classifier trained by FixMatch's SGD was 2 to 5 points
-    ahead of one trained by the Adam that suits PAWS and RoPAWS there.
+    On frozen features too: on data of no table, a linear classifier trained by FixMatch's SGD was 2 to 5
+    points ahead of one trained by the Adam that suits PAWS and RoPAWS there.
     """
     config = with_method(base, phase.method)
     if budget.seconds is not None:

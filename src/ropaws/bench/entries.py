@@ -23,7 +23,8 @@ PHASES: dict[str, tuple[tuple[str, float], ...]] = {
     "simclr": (("simclr", PRETRAINING), ("fine-tune", 1 - PRETRAINING)),
     "swav": (("swav", PRETRAINING), ("fine-tune", 1 - PRETRAINING)),
 }
-# Settings that differ from a method's own defaults, chosen on 20 classes of CIFAR-100 with others in the pool.
+# Settings that differ from a method's own defaults, chosen on 20 classes of CIFAR-100 with others in the
+# pool.
 VARIANTS: dict[str, Method] = {
     "byol": BYOL(predictor_hidden=512),  # the paper's 4,096 is for features of 512 and more
     "linear-probe": FineTune(linear=True),

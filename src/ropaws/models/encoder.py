@@ -8,13 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws.batch import Embeddings
+from ropaws.models.heads import ComponentsHead
 
 
 class Encoder(nn.Module):
     """The trained network. Computes in half precision where asked, and always answers in float32.
 
-    A batch with two dimensions holds features of the backbone, which they skip: training on features that
-    are known and prediction on images share one network. With frozen the backbone stays as it is; its
+    A batch with two dimensions holds features of the backbone, which they skip, or these in the main
+    directions of a linear head: training on features that are known and prediction on images share one
+    network. With frozen the backbone stays as it is; its
     features have the precision of those that a cache keeps, so that both ways give the same.
     """
 
@@ -109,7 +111,11 @@ class Encoder(nn.Module):
         return state.hexdigest()
 
     def _known(self, features: Tensor) -> Tensor:
-        if features.shape[1] != self.feature_dims:
+        head = next(iter(self.projection), None)
+        directed = isinstance(head, ComponentsHead) and head.takes_directions
+        if features.shape[1] != self.feature_dims and not (
+            directed and features.shape[1] == head.out_features  # type: ignore[union-attr]
+        ):
             raise ValueError(
                 f"features have {features.shape[1]} dimensions, but the network takes {self.feature_dims};"
                 " use features of the same backbone"

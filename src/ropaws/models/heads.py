@@ -49,8 +49,21 @@ class ComponentsHead(nn.Linear):
     def started(self) -> bool:
         return bool(self.is_started)
 
+    @property
+    def takes_directions(self) -> bool:
+        """Can rows that are in the main directions already be told from features?"""
+        return self.components.shape[0] != self.components.shape[1]
+
+    @staticmethod
+    def directions(features: Tensor, mean: Tensor, components: Tensor) -> Tensor:
+        """The part that stays as it is; see main_directions."""
+        return main_directions(features, mean, components)
+
     def forward(self, features: Tensor) -> Tensor:
-        return super().forward(main_directions(features, self.mean, self.components))
+        """features (n, inputs), or (n, outputs) rows in the main directions already"""
+        if not (self.takes_directions and features.shape[-1] == len(self.components)):
+            features = main_directions(features, self.mean, self.components)
+        return super().forward(features)
 
 
 def main_directions(features: Tensor, mean: Tensor, components: Tensor) -> Tensor:

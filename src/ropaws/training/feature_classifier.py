@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ropaws import equations as eq
 from ropaws.batch import Outputs, Share
 from ropaws.data.augment import AugmentConfig, Normalization
+from ropaws.data.corpus import Images
 from ropaws.data.features import FeatureRows, principal_components
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.methods import LabeledEmbeddings, Method, RoPAWS
@@ -24,6 +25,7 @@ from ropaws.methods.soft_nn import (
     nearest_same_class,
 )
 from ropaws.models import Encoder
+from ropaws.models.directed_features import in_main_directions
 from ropaws.models.heads import ComponentsHead, KnownFeatures, linear_head
 from ropaws.training import feature_head
 from ropaws.training.loop import fit
@@ -96,7 +98,7 @@ def train_head(
     augment = AugmentConfig(small_crops=2 if several else 0)
     counts = torch.bincount(labeled.labels, minlength=labeled.classes).tolist()
     stream = BatchStream(
-        _training_data(features, labeled),
+        _training_data(in_main_directions(features, encoder), labeled),
         method.views(augment),
         method.labeled_view(augment),
         feature_head.head_support(counts, views=feature_head.SUPPORT_VIEWS if several else 1),
@@ -111,7 +113,7 @@ def train_head(
     return model.eval()
 
 
-def _training_data(features: FeatureRows, labeled: LabeledRows) -> TrainingData:
+def _training_data(features: Images, labeled: LabeledRows) -> TrainingData:
     return TrainingData(features, labeled.rows, labeled.labels, Normalization((0.0,), (1.0,)))
 
 

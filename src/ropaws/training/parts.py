@@ -27,8 +27,9 @@ from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
 from ropaws.data.splits import Labeled, choose_split
 from ropaws.distributed import gather_constants, place
-from ropaws.methods import method_name
+from ropaws.methods import encoder_of, method_name
 from ropaws.models import FEATURES, PRETRAINED, Encoder, build_encoder, load_init, pretrained_normalization
+from ropaws.models.directed_features import in_main_directions
 from ropaws.models.heads import ComponentsHead
 from ropaws.models.synced_norm import synchronize_norms
 from ropaws.models.weights import read_weights
@@ -194,7 +195,7 @@ def _start_head(corpus: Corpus, encoder: Encoder) -> None:
 
 
 def stream_of(config: RunConfig, parts: Parts) -> BatchStream:
-    images = parts.corpus.train_images
+    images = in_main_directions(parts.corpus.train_images, encoder_of(parts.model))
     if isinstance(images, torch.Tensor):
         images = images.to(parts.device)
     split = parts.facts.split

@@ -1,0 +1,74 @@
+"""Cached views in the main directions of a linear head, computed once instead of in every step."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ropaws.data.augment import View
+from ropaws.data.corpus import Images
+from ropaws.data.features import IN_MEMORY, EmbeddedImages, Features, features_of
+from ropaws.models.encoder import Encoder
+from ropaws.models.heads import ComponentsHead
+
+BLOCK = 2048  # images at a time
+
+
+class DirectedFeatures(Features):
+    """Features whose random views are seen as the fixed part of a head sees them; the center view stays.
+
+    Args:
+        features: Of the backbone.
+        direct: The fixed part of the head, (..., d) to (..., m).
+    """
+
+    def __init__(self, features: Features, direct: Callable[[Tensor], Tensor]) -> None:
+        self.features = features
+        self.direct = direct
+        self.made_from = features.made_from
+        self._held: dict[View | None, Tensor] = {}
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.features.shape
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return self.features[index]
+
+    @property
+    def view_count(self) -> int:
+        return self.features.view_count
+
+    def views(self, index: Tensor, kind: View | None = None, chosen: Tensor | None = None) -> Tensor:
+        if kind not in self._held:
+            self._held[kind] = self._all_views(kind)
+        held = self._held[kind]
+        return held[index] if chosen is None else held[index[:, None], chosen]
+
+    def digest(self) -> str:
+        return self.features.digest()
+
+    def _all_views(self, kind: View | None) -> Tensor:
+        rows = torch.arange(len(self.features)).split(BLOCK)
+        return torch.cat([self.direct(self.features.views(part, kind)) for part in rows])
+
+
+def in_main_directions(images: Images, encoder: Encoder) -> Images:
+    """For training: the same images, their cached views already in the directions of the encoder's head.
+
+    As they are, where there are no features, another head, or too many images to hold them.
+    """
+    features, head = features_of(images), encoder.projection[0]
+    if features is None or not isinstance(head, ComponentsHead) or not head.takes_directions:
+        return images
+    if 4 * len(features) * features.view_count * head.out_features > IN_MEMORY:
+        return images
+    mean, components = head.mean.detach().cpu(), head.components.detach().cpu()
+
+    def direct(rows: Tensor) -> Tensor:
+        return head.directions(rows, mean, components)
+
+    directed = DirectedFeatures(features, direct)
+    if isinstance(images, EmbeddedImages):
+        return EmbeddedImages(images.pixels, directed, images.replaced, images.reasons)
+    return directed
