@@ -8,7 +8,8 @@ subsets of the official sets, so figures made with them compare methods with one
 tables.
 Shares of out-of-class images are those of the paper's mixes: one half with CIFAR-100, two thirds with
 Tiny-ImageNet, 60 % with SVHN. The control has a fixed in-class pool and 0, 1, 2 and 4 times as many CIFAR-100
-images. Every file has test images of its own kind of outliers (class -1); unseen.npz has those of no pool.
+images. cifar10.npz has a curated pool. Test images are those of the pool's own kind of outliers (class -1),
+and as unseen_images those of two other kinds.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from feature_collections import Array, Images, _arrays, _tiny
 ANIMALS, VEHICLES = (2, 3, 4, 5, 6, 7), (0, 1, 8, 9)
 PER_CLASS = 500  # of CIFAR-10 at most, so that a run takes a minute
 OUT_TESTS = 1000
+UNSEEN_TESTS = 500  # of each kind
 
 
 def chosen(part: Images, classes: tuple[int, ...], per_class: int) -> tuple[Array, Array]:
@@ -40,6 +42,7 @@ def write(
     tests: tuple[Array, Array],
     out_tests: Array,
     names: list[str],
+    unseen: list[Array],
 ) -> None:
     def joined(part: tuple[Array, Array], extra: Array) -> tuple[Array, Array]:
         labels = np.concatenate([part[1], np.full(len(extra), -1)])
@@ -53,6 +56,7 @@ def write(
         test_images=test[0],
         test_labels=test[1],
         class_names=np.array(names),
+        unseen_images=np.concatenate([spread(images, UNSEEN_TESTS) for images in unseen]),
     )
     print(f"{path}: {len(inside[0]):,} in-class and {len(outside):,} out-of-class training images")
 
@@ -71,16 +75,23 @@ def main() -> None:
         names = [str(name) for name in arrays["class_names"]]
     tests = (ten.test_images, ten.test_labels)
     everything = tuple(range(10))
-    mixes = {"cifar100": (hundred, 500), "tiny": (tiny, 208), "svhn": (digits, 200)}
-    for name, (other, per_class) in mixes.items():
+    others = {"cifar100": hundred, "tiny": tiny, "svhn": digits}
+    tests_of = {name: other.test_images for name, other in others.items()}
+    per_class = {"cifar100": 500, "tiny": 208, "svhn": 200}
+    for name, other in others.items():
         write(
             options.out / f"cifar10+{name}.npz",
-            chosen(ten, everything, per_class),
+            chosen(ten, everything, per_class[name]),
             other.images,
             tests,
             spread(other.test_images, min(OUT_TESTS, len(other.test_images))),
             names,
+            [images for kind, images in tests_of.items() if kind != name],
         )
+    near = spread(hundred.test_images, OUT_TESTS)
+    far = [tests_of["tiny"], tests_of["svhn"]]
+    nothing = hundred.images[:0]
+    write(options.out / "cifar10.npz", chosen(ten, everything, PER_CLASS), nothing, tests, near, names, far)
     kept = np.isin(ten.test_labels, ANIMALS)
     number = np.full(10, -1)
     number[list(ANIMALS)] = range(len(ANIMALS))
@@ -91,20 +102,12 @@ def main() -> None:
         (ten.test_images[kept], number[ten.test_labels[kept]]),
         ten.test_images[~kept],
         [names[c] for c in ANIMALS],
+        [tests_of["cifar100"], tests_of["svhn"]],
     )
     for times in (0, 1, 2, 4):
-        write(
-            options.out / f"control-{times}x.npz",
-            chosen(ten, everything, 100),
-            spread(hundred.images, 1000 * times),
-            tests,
-            spread(hundred.test_images, OUT_TESTS),
-            names,
-        )
-    unseen = {"cifar100": hundred, "tiny": tiny, "svhn": digits}
-    for name, other in unseen.items():
-        images = spread(other.test_images, min(OUT_TESTS, len(other.test_images)))
-        np.savez(options.out / f"unseen-{name}.npz", images=images)
+        outside = spread(hundred.images, 1000 * times)
+        inside = chosen(ten, everything, 100)
+        write(options.out / f"control-{times}x.npz", inside, outside, tests, near, names, far)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=5, help="turns (default: 5)")
-    parser.add_argument("--only", choices=["memory", "cifar", "imagenet", "methods"], help="measure one part anew")
+    parser.add_argument(
+        "--only", choices=["memory", "cifar", "imagenet", "methods"], help="measure one part anew"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:

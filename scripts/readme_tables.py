@@ -445,7 +445,8 @@ def bench_shift() -> str:
     for setting in results["tables"]:
         for row in setting["rows"]:
             figures = [
-                bench_page.shown(row["figures"].get(key)) for key in ("selected", "purity", "auroc", "accuracy")
+                bench_page.shown(row["figures"].get(key))
+                for key in ("selected", "purity", "auroc", "accuracy")
             ]
             rows.append([setting["data"], str(setting["labels"]), f"`{row['method']}`", *figures])
     return table(rows)

@@ -94,7 +94,8 @@ def test_all_methods_have_the_same_labels_and_see_as_many_images(done):
     assert splits[0] != splits[1]
     assert len(digests) == 1
     images = {row["method"]: row["images"] for row in content["tables"][0]["rows"]}
-    assert max(images.values()) < 1.05 * min(images.values())
+    assert images["fixmatch"] == pytest.approx(images["ropaws"], rel=0.1)  # a few steps: rounding
+    assert images["supervised"] <= images["ropaws"]
 
 
 def test_what_is_done_is_not_done_again_and_more_may_be_added(done, monkeypatch):
@@ -268,7 +269,9 @@ def test_budget_counts_views_by_their_pixels(data):
     paws = phases_of("paws", frozen=False)[0].method
     expected = base.train.batch * (2 + 2 * (small / large) ** 2) + labeled
     assert images_per_step(base, paws, 3) == pytest.approx(expected)
-    assert steps_for(base, Supervised(), 3, 10 * labeled) == 10
+    assert steps_for(base, Supervised(), 3, 10 * labeled, reference=100) == 10
+    assert steps_for(base, Supervised(), 3, 10_000 * labeled, reference=100) == 200  # labels alone
+    assert steps_for(base, FixMatch(), 3, 1e6, reference=1) > 100
 
 
 def test_phases_share_the_budget(data):
@@ -282,7 +285,7 @@ def test_phases_share_the_budget(data):
     for phase in phases:
         config = phase_config(base, phase, 3, total, Budget(steps=10))
         seen += config.train.steps * images_per_step(config, phase.method, 3)
-    assert seen == pytest.approx(total, rel=0.02)
+    assert seen == pytest.approx(total, rel=0.05)
     for name in known_entries():
         if name not in ("logistic", "soft-nn", "sskde", "sskde-median"):
             assert sum(phase.share for phase in phases_of(name, frozen=False)) == pytest.approx(1)

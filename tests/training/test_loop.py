@@ -254,3 +254,22 @@ def test_hardware_choices():
     keep_freed_memory()
     with pytest.raises(ValueError, match=r"train\.device='nonsense' cannot be used here"):
         choose_device("nonsense")
+
+
+def test_the_log_says_how_much_is_selected_and_how_pure_that_is():
+    class Selecting(Scripted):
+        def step(self, model, batch):
+            losses = super().step(model, batch)
+            return losses._replace(selected=torch.tensor([1.0, 0.5, 0.0, 0.5]))
+
+    batch = Batch(0, 1, {}, torch.tensor([5, 2, 1, 0]), None)
+    in_class = torch.tensor([True, False, False, False, False, True])
+    for known in (None, in_class):
+        model = small_model()
+        steps = fit(
+            model, Selecting([1.0]), [batch], LARS(model.parameters(), lr=0.0), lambda _: 0.0, in_class=known
+        )
+        (taken,) = steps
+        parts = {name: float(value) for name, value in taken.losses.parts.items()}
+        assert parts["selected"] == 0.5
+        assert parts.get("selected_in_class") == (None if known is None else 0.375)  # of 1 + 0.5 of 4 rows

@@ -82,7 +82,8 @@ class Bench:
     curve: int = 4
     """Points at which accuracy is measured over training; 1 for the last step alone."""
     unseen: tuple[Path, ...] = ()
-    """.npz files with `images` of no class and of kinds that are not in the pool, for testing."""
+    """.npz files with `images` of no class and of kinds that are not in any pool, for testing; an .npz file
+    of --data may bring its own as `unseen_images`."""
     root: Path = Path("data")
     """Folder with the official files of named datasets."""
     workers: int | None = None

@@ -25,6 +25,10 @@ def _share(view: View, large: int, frozen: bool) -> float:
     return 1.0 if frozen else float(size * size) / (large * large)
 
 
-def steps_for(config: RunConfig, method: Method, classes: int, images: float) -> int:
-    """Steps in which a method sees so many images."""
-    return max(1, round(images / images_per_step(config, method, classes)))
+def steps_for(config: RunConfig, method: Method, classes: int, images: float, *, reference: int) -> int:
+    """Steps in which a method sees so many images.
+
+    Without unlabeled images at most twice the steps of the reference: a few labels are learned long before.
+    """
+    steps = max(1, round(images / images_per_step(config, method, classes)))
+    return steps if method.views(config.augment) else min(steps, 2 * reference)

@@ -152,7 +152,7 @@ def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budg
     config = with_method(base, phase.method)
     if budget.seconds is not None:
         return replace(config, train=replace(config.train, steps=UNLIMITED))
-    steps = steps_for(config, phase.method, classes, total * phase.share)
+    steps = steps_for(config, phase.method, classes, total * phase.share, reference=budget.steps)
     keep = -(-steps // budget.curve) if budget.curve > 1 else None
     train = replace(config.train, steps=steps, keep_every=keep, checkpoint_every=max(50, steps // 4))
     return replace(config, optim=warmed(config.optim, steps), train=train)

@@ -37,7 +37,9 @@ class Task(NamedTuple):
 class Data:
     """Where the images of a task come from."""
 
-    source: str  # a named dataset or mix, or an .npz file in which class -1 is out-of-class
+    source: str
+    """A named dataset or mix, or an .npz file in which class -1 is out-of-class; such a file may hold
+    `unseen_images` too."""
     unseen: tuple[Path, ...] = ()  # .npz files of images of no class, for testing alone
     root: Path = Path("data")  # folder of named datasets
 
@@ -52,20 +54,23 @@ class Data:
         corpus = load_corpus(self.config())
         truth = pool_truth(corpus, self.config())
         in_class = truth >= 0  # of a file of its own: what has no class is out-of-class
-        extra = [_read_unseen(path, corpus) for path in self.unseen]
+        extra = [_read_unseen(path, "images", corpus) for path in self.unseen]
+        if self.source.endswith(".npz") and "unseen_images" in np.load(self.source).files:
+            extra.append(_read_unseen(Path(self.source), "unseen_images", corpus))
         unseen = sum(len(images) for images in extra)
         tests = torch.cat([in_memory(corpus.test_images), *extra])
         labels = torch.cat([corpus.test_labels, torch.full((unseen,), UNKNOWN)])
         return Task(self.name, corpus._replace(test_images=tests, test_labels=labels), unseen, in_class)
 
 
-def _read_unseen(path: Path, corpus: Corpus) -> Tensor:
+def _read_unseen(path: Path, name: str, corpus: Corpus) -> Tensor:
+    """Images of no class, of kinds that are not in the pool.   ->  (k, channels, h, w)"""
     if not path.is_file():
         raise FileNotFoundError(f"--unseen: no file at {path}; it is an .npz with `images` (n, h, w, 3)")
     with np.load(path, allow_pickle=False) as arrays:
-        if "images" not in arrays:
-            raise ValueError(f"--unseen: {path} has no array `images` (n, h, w, 3) of uint8")
-        images = torch.from_numpy(arrays["images"])
+        images = torch.from_numpy(arrays[name]) if name in arrays else torch.empty(0)
+    if images.dtype != torch.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (1,), (3,)):
+        raise ValueError(f"--unseen: {path} has no array `{name}` (n, h, w, 3) or (n, h, w) of uint8")
     images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
     return resized(images, corpus.train_images.shape[1:])
 

@@ -110,7 +110,8 @@ def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
     images = in_memory(corpus.train_images)
     chosen = []
     share, more = divmod(in_class, len(corpus.class_names))
-    wanted = {UNKNOWN: out_of_class} | {c: share + (c < more) for c in range(len(corpus.class_names))}
+    # The classes first: the in-class part does not depend on how many others there are.
+    wanted = {c: share + (c < more) for c in range(len(corpus.class_names))} | {UNKNOWN: out_of_class}
     for label, count in wanted.items():
         candidates = (corpus.train_labels == label).nonzero().squeeze(1)
         if len(candidates) < count:

@@ -426,6 +426,9 @@ def test_opencos_mixes_are_thinned_out(tmp_path, monkeypatch):
     name = "opencos:cifar10+svhn"
     mix = mixes.MIXES[name]
     assert (mix.in_class, mix.out_of_class) == (10_000, 40_000)
+    with pytest.raises(ValueError, match="the mix needs 1,000 images of 'airplane', but there are 5"):
+        load(tmp_path, name)
+    monkeypatch.setitem(mixes.MIXES, name, replace(mix, in_class=20))
     with pytest.raises(ValueError, match="the mix needs 40,000 out-of-class images, but there are 12"):
         load(tmp_path, name)
     monkeypatch.setitem(mixes.MIXES, name, replace(mix, in_class=20, out_of_class=5))
@@ -437,3 +440,39 @@ def test_a_mix_cannot_join_another(tmp_path):
     write_cifar10(tmp_path)
     with pytest.raises(ValueError, match="is a mix; name its datasets"):
         load(tmp_path, "cifar10", extra=("cifar100+svhn",))
+
+
+def test_superclasses_of_cifar100():
+    """Five classes each, as published; IOMatch's splits take the first 4, 10 and 16."""
+    counts = [mixes.SUPERCLASSES.count(number) for number in range(20)]
+    assert counts == [5] * 20
+    # By the alphabetical order of the official names: apple, aquarium fish, baby; maple, oak, palm, pine,
+    # willow are the trees; trout is a fish.
+    assert mixes.SUPERCLASSES[:3] == (4, 1, 14)
+    assert [fine for fine, coarse in enumerate(mixes.SUPERCLASSES) if coarse == 17] == [47, 52, 56, 59, 96]
+    for share, known in ((20, 20), (50, 50), (80, 80)):
+        assert len(mixes.MIXES[f"iomatch:cifar100-{share}-{100 - share}"].known) == known
+
+
+def test_iomatch_split_of_cifar100(tmp_path):
+    write_cifar100(tmp_path)
+    corpus = load(tmp_path, "iomatch:cifar100-20-80")
+    classes = [fine for fine, coarse in enumerate(mixes.SUPERCLASSES) if coarse < 4]
+    assert corpus.class_names == tuple(f"thing{i:02d}" for i in classes)
+    expected = [classes.index(c) if c in classes else UNKNOWN for c in range(100)]
+    assert corpus.train_labels.tolist() == expected * 2
+
+
+def test_the_control_keeps_the_in_class_part(tmp_path, monkeypatch):
+    write_cifar10(tmp_path)
+    write_cifar100(tmp_path)
+    kept = []
+    for times in (0, 1, 2, 4):
+        name = f"control-{times}x"
+        mix = mixes.MIXES[name]
+        assert (mix.in_class, mix.out_of_class) == (10_000, times * 10_000)
+        monkeypatch.setitem(mixes.MIXES, name, replace(mix, in_class=20, out_of_class=20 * times))
+        corpus = load(tmp_path, name)
+        assert (corpus.train_labels == UNKNOWN).sum() == 20 * times
+        kept.append(corpus.train_images[corpus.train_labels != UNKNOWN])
+    assert all(torch.equal(images, kept[0]) for images in kept)

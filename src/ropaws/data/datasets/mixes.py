@@ -47,8 +47,7 @@ def _opencos(source: str, extra: str) -> Mix:
 def _control(times: int) -> Mix:
     """The in-class part stays as it is; only the number of out-of-class images differs."""
     about = f"control: 10,000 images of cifar10, and {times} times as many of cifar100 as out-of-class"
-    extra = ("cifar100",) if times else ()
-    return Mix(about, "cifar10", extra, in_class=10_000, out_of_class=10_000 * times)
+    return Mix(about, "cifar10", ("cifar100",), in_class=10_000, out_of_class=10_000 * times)
 
 
 def _by_superclass(known: int) -> Mix:
