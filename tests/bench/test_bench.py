@@ -94,8 +94,8 @@ def test_all_methods_have_the_same_labels_and_see_as_many_images(done):
     assert splits[0] != splits[1]
     assert len(digests) == 1
     images = {row["method"]: row["images"] for row in content["tables"][0]["rows"]}
-    assert images["fixmatch"] == pytest.approx(images["ropaws"], rel=0.1)  # a few steps: rounding
-    assert images["supervised"] <= images["ropaws"]
+    for name in ("fixmatch", "supervised"):
+        assert images[name] == pytest.approx(images["ropaws"], rel=0.1)  # a few steps: rounding
 
 
 def test_what_is_done_is_not_done_again_and_more_may_be_added(done, monkeypatch):

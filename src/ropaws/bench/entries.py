@@ -18,6 +18,7 @@ PRETRAINING = 0.8  # share of the budget that a self-supervised phase takes
 PHASES: dict[str, tuple[tuple[str, float], ...]] = {
     "byol": (("byol", PRETRAINING), ("fine-tune", 1 - PRETRAINING)),
     "moco-v2": (("moco-v2", PRETRAINING), ("fine-tune", 1 - PRETRAINING)),
+    "mpl": (("mpl", 0.9), ("fine-tune", 0.1)),  # as the paper ends
     "opencos": (("simclr", 0.5), ("opencos", 0.5)),
     "self-training": (("cross-entropy", 0.3), ("self-training", 0.7)),
     "simclr": (("simclr", PRETRAINING), ("fine-tune", 1 - PRETRAINING)),

@@ -91,7 +91,8 @@ def _stop(workers: Sequence[_Worker]) -> None:
 def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
     import torch
 
-    torch.set_num_threads(threads)
+    if "OMP_NUM_THREADS" not in os.environ:  # the person has not chosen
+        torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
     with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:

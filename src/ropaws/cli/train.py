@@ -36,8 +36,8 @@ class TrainOptions:
     recipe: str | None = None
     """A published run to start from; `ropaws recipes` lists them."""
     method: str | None = None
-    """Another method than the recipe's, with its own defaults: ropaws, paws, supervised, fine-tune, or
-    package.module:Class for a method of your own."""
+    """Another method than the recipe's, with its own defaults: ropaws, paws, supervised, fixmatch, iomatch,
+    simclr ... (`ropaws bench --list` names all), or package.module:Class for a method of your own."""
     out: Path | None = None
     """The run folder; by default runs/RECIPE-METHOD-seedN."""
     labeled: Path | None = None
