@@ -259,6 +259,36 @@ def test_list_shows_protocols_with_published_figures(capsys):
     assert all(name in said for name in known_entries())
 
 
+def test_on_pretrained_features(data, tmp_path, monkeypatch):
+    """Classifiers without training beside trained heads; weak and strong views are cached."""
+    monkeypatch.setattr(bench_module, "run_all", at_once)
+    options = Bench(
+        methods=("logistic", "soft-nn", "sskde-median", "fixmatch", "ropaws"), data=(str(data),), labels=(2,),
+        seeds=1, steps=4, network="pretrained", curve=1, out=tmp_path / "out",
+    )  # fmt: skip
+    content = run_bench(options, QUIET)
+    assert not content["failures"]
+    found = {row["method"]: row for row in content["tables"][0]["rows"]}
+    assert set(found) == set(options.methods)
+    for name in ("logistic", "soft-nn", "sskde-median"):
+        assert found[name]["figures"]["accuracy"]["mean"] > 0.5  # chance is a third
+        assert found[name]["images"] == 0
+    views = {row["method"]: row["given"][0]["views"] for row in content["tables"][0]["rows"]}
+    assert views["fixmatch"] == {"weak": "WeakView", "strong": "StrongView"}
+
+
+def test_equal_time(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_module, "run_all", at_once)
+    options = Bench(
+        methods=("supervised", "ropaws"), data=(str(data),), labels=(2,), seeds=1, equal="time", seconds=1.0,
+        curve=1, out=tmp_path / "out",
+    )  # fmt: skip
+    content = run_bench(options, QUIET)
+    for row in content["tables"][0]["rows"]:
+        assert 1 <= row["given"][0]["steps"] < 10_000  # as many as fitted, on whatever machine
+    assert "1 seconds of training each" in (options.out / "report.html").read_text()
+
+
 def test_budget_counts_views_by_their_pixels(data):
     task = Data(str(data)).load()
     base = base_config(task, Data(str(data)).config(), "small", labels=2, steps=10)
