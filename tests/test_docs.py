@@ -135,8 +135,9 @@ def test_the_reference_has_all_settings_public_names_and_methods():
     for field in dataclasses.fields(RunConfig):
         kind = field.default_factory
         assert f"::: {kind.__module__}.{kind.__qualname__}" in listed, field.name
-    for kind in METHODS.values():
-        assert f"::: {kind.__module__}.{kind.__qualname__}" in listed
+    for kind in METHODS.values():  # alone, or with the text of its file, which names paper and deviations
+        alone = f"::: {kind.__module__}.{kind.__qualname__}" in listed
+        assert alone or re.search(rf"::: {kind.__module__}\n.*members: \[{kind.__qualname__}\]", listed)
     ropaws = importlib.import_module("ropaws")
     for name in ropaws.__all__:
         value = getattr(ropaws, name)
@@ -150,7 +151,7 @@ def test_the_page_on_methods_has_every_hook():
     assert len(hooks) > 10
     for hook in hooks:
         assert f"| `{hook}(" in text, hook
-    for attribute in ("optim", "init"):
+    for attribute in ("optim", "init", "needs_init", "uses_labels"):
         assert f"| `{attribute}` |" in text
 
 

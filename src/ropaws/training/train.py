@@ -39,9 +39,7 @@ from ropaws.runs.facts import (
     write_facts,
     write_unreadable,
 )
-from ropaws.runs.images import pool_truth
 from ropaws.runs.layout import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, UNREADABLE, WITHOUT_EFFECT
-from ropaws.runs.outputs import HIDDEN
 from ropaws.runs.run import Run, read_run_config
 from ropaws.training.checkpoint import (
     Checkpoint,
@@ -343,7 +341,7 @@ def _fit(
         learning_rate(config.optim, total),
         parts.scaler,
         stream.pool_pass,
-        _known_in_class(config, parts) if in_class is None else in_class.to(parts.device),
+        None if in_class is None else in_class.to(parts.device),
     )
     shown = show_progress(
         steps,
@@ -377,12 +375,6 @@ def _fit(
     if writes:
         _finish(run, config, parts, console, len(stream.unreadable) - len(parts.corpus.unreadable))
     wait_for_all()
-
-
-def _known_in_class(config: RunConfig, parts: Parts) -> Tensor | None:
-    """Which training images belong to a known class, where that is known of all: a research dataset."""
-    truth = pool_truth(parts.corpus, config.data)
-    return None if (truth == HIDDEN).any() else (truth >= 0).to(parts.device)
 
 
 def _finish(run: Path, config: RunConfig, parts: Parts, console: Console, replaced: int) -> None:
