@@ -26,6 +26,7 @@ class Batch(NamedTuple):
     views: Mapping[str, Tensor]  # role -> (u, channels, size, size); row i of every view shows the same image
     pool_index: Tensor  # (u,) position of each row among the training images
     labeled: Support
+    seed: int = 0  # of random draws in this step: another one in every step and for every seed of the run
 
 
 class Embeddings(NamedTuple):

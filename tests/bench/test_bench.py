@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ropaws.bench.tasks import Data, base_config
 from ropaws.bench.workers import Done, _attempt, run_all
 from ropaws.cli.main import main
 from ropaws.methods import FixMatch, Supervised
+from ropaws.report.bench_page import _control_cells, _verdict, write_bench_page
 from ropaws.runs.atomic import read_json
 from tests import tiny
 
@@ -42,6 +44,7 @@ def data(tmp_path_factory):
 def at_once(work, items, *, workers, started):
     """Instead of worker processes."""
     for number, item in enumerate(items):
+        started(number)
         yield Done(number, *_attempt(work, item))
 
 
@@ -110,8 +113,65 @@ def test_what_is_done_is_not_done_again_and_more_may_be_added(done, monkeypatch)
     again = run_bench(options, QUIET)
     assert started == []
     assert again["tables"] == content["tables"]
-    run_bench(replace(options, methods=(*options.methods, "cross-entropy"), seeds=1), QUIET)
+    more = run_bench(replace(options, methods=("cross_entropy",), seeds=1), QUIET)
     assert [cell.method for cell in started] == ["cross-entropy"]
+    rows = more["tables"][0]["rows"]  # the page still has what was there before
+    assert {row["method"]: len(row["seeds"]) for row in rows} == {
+        "cross-entropy": 1, "fixmatch": 2, "ropaws": 2, "supervised": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"data": "stripes"}'])
+def test_a_damaged_result_is_made_again(done, tmp_path, damage, monkeypatch, capsys):
+    monkeypatch.setattr(bench_module, "run_all", at_once)
+    options, _ = done
+    out = tmp_path / "out"
+    shutil.copytree(options.out, out)
+    path = Cell(Data(options.data[0]), 2, 0, "supervised").folder(out) / "result.json"
+    path.write_text(damage)
+    content = run_bench(replace(options, out=out), Console(stderr=True))
+    assert "is damaged; its cell is run again" in " ".join(capsys.readouterr().err.split())
+    assert len(content["tables"][0]["rows"][0]["seeds"]) == 2
+    assert read_json(path)["method"] == "supervised"
+
+
+def test_other_data_of_the_same_name_are_refused(done, data, tmp_path):
+    options, _ = done
+    other = tiny.write_data(tmp_path / "stripes.npz", seed=1)
+    with pytest.raises(ValueError, match="stripes had other images or labels"):
+        run_bench(replace(options, data=(str(other),)), QUIET)
+    with pytest.raises(ValueError, match="several files are called 'stripes'"):
+        run_bench(replace(options, data=(str(data), str(other)), out=tmp_path / "new"), QUIET)
+    for damage in ("[]", "{"):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        (tmp_path / "out/bench.json").write_text(damage)
+        with pytest.raises(ValueError, match=r"bench.json is missing or damaged; choose another --out"):
+            run_bench(replace(options, out=tmp_path / "out"), QUIET)
+
+
+def test_labels_of_a_stranger_are_text_on_the_page(tmp_path):
+    row = {"method": "<b>m</b>", "seeds": [0], "figures": {"accuracy": {"mean": 0.5, "deviation": None}},
+           "images": 1, "seconds": 1.0, "curve": [], "selection": [], "given": []}  # fmt: skip
+    content = {"reference": "ropaws", "fairness": "", "equal": "images", "network": "small",
+               "budget": {"steps": 1, "seconds": None}, "data": {}, "failures": [], "protocol": None,
+               "tables": [{"data": "<i>", "labels": "<script>", "rows": [row]}]}  # fmt: skip
+    write_bench_page(tmp_path / "page.html", content)
+    text = (tmp_path / "page.html").read_text()
+    assert "<script>" not in text
+    assert "<b>m" not in text
+
+
+def test_verdict_counts_ties_and_leaves_out_rows_with_fewer_draws():
+    def row(method, accuracy, draws):
+        return {"method": method, "seeds": list(range(draws)), "figures": {"accuracy": {"mean": accuracy}}}
+
+    rows = [row("a", 0.9, 3), row("b", 0.9, 3), row("c", 0.95, 1), row("d", 0.5, 3)]
+    assert _verdict({"tables": [{"rows": rows}]}).endswith("in 1 settings: a 1, b 1.")
+
+
+def test_control_table_leaves_out_what_is_missing():
+    assert _control_cells({0.0: 50.0, 2.0: 40.0}, [0.0, 1.0, 2.0]) == ["50.0", "-", "40.0", "-10.0"]
+    assert _control_cells({1.0: 50.0}, [0.0, 1.0]) == ["-", "50.0", "-"]
 
 
 def test_a_folder_of_other_settings_is_refused_with_what_differs(done):
@@ -150,10 +210,12 @@ def test_a_cell_that_fails_is_a_row_with_its_reason(data, tmp_path, monkeypatch,
     assert end.value.code == 2
     content = json.loads((out / "results.json").read_text())
     assert [row["method"] for row in content["tables"][0]["rows"]] == ["supervised"]
-    (line,) = content["failures"]
-    assert line.startswith("fixmatch, stripes, 2 labels, seed 0: the loss became nan at step 2")
+    (failure,) = content["failures"]
+    assert failure["method"] == "fixmatch"
+    assert failure["reason"].startswith("the loss became nan at step 2")
+    assert "failed: the loss became nan" in (out / "report.html").read_text()  # in the row of the method
     assert "became nan" in (out / "report.html").read_text()
-    assert "1 cells failed" in capsys.readouterr().err
+    assert "1 of the cells failed" in capsys.readouterr().err
     errors = list(out.glob("cells/**/error.txt"))
     assert len(errors) == 1
 
@@ -209,6 +271,11 @@ def test_a_killed_bench_continues(data, tmp_path):
     [
         (["--methods", "fixmach"], "unknown method 'fixmach', did you mean 'fixmatch'"),
         (["--methods", "logistic"], "needs --network pretrained"),
+        (["--methods", "simclr>soft_nn"], "soft-nn works on features alone"),
+        (["--methods", "opencos>ropaws"], "opencos in opencos>ropaws needs the encoder of a SimCLR run"),
+        (["--methods", "moco_v2", "moco-v2"], "--methods has an entry twice"),
+        (["--methods", "tests.methods.foreign:Nothing"], "has no dataclass 'Nothing'"),
+        (["--seconds", "5"], "--seconds goes with --equal time"),
         (["--methods", "simclr>"], "must be METHOD>METHOD"),
         (["--methods", "paws", "paws"], "--methods has an entry twice"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
@@ -337,7 +404,7 @@ def test_paired_difference_has_students_interval():
     assert found["mean"] == pytest.approx(0.2)
     assert found["high"] - found["mean"] == pytest.approx(4.302653 * spread / np.sqrt(3), rel=1e-5)
     assert found["low"] == pytest.approx(0.4 - found["high"])
-    assert paired_difference([(0.5, 0.4)])["low"] is None
+    assert paired_difference([(0.5, 0.4), (0.6, 0.4)])["low"] is None  # says nothing yet
 
 
 def test_differences_are_of_the_same_draws():

@@ -199,3 +199,12 @@ def test_batches_do_not_depend_on_the_process_or_the_past():
     later = list(one.batches(0, 4))[3]
     again = batch_at(replace(one), 3)
     assert all(torch.equal(later.views[role], again.views[role]) for role in ROLES)
+
+
+def test_every_step_of_every_seed_has_chance_of_its_own():
+    """What methods draw in a step: the same when the step is made again, another one with another seed."""
+    batches = {
+        (seed, step): next(stream(seed=seed).batches(step, step + 1)) for seed in (0, 1) for step in (2, 3)
+    }
+    assert len({batch.seed for batch in batches.values()}) == 4
+    assert next(stream(seed=1).batches(3, 4)).seed == batches[1, 3].seed

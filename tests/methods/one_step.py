@@ -33,7 +33,7 @@ def make_batch(roles, *, dims, step=5, unlabeled=10, seed=1):
     }
     classes = torch.tensor([0, 1, 2, 2, 1, 0])
     support = Support(labeled, F.one_hot(classes, CLASSES).double(), torch.arange(6), classes)
-    return Batch(step, 10, views, torch.arange(unlabeled) + 3, support)
+    return Batch(step, 10, views, torch.arange(unlabeled) + 3, support, seed=step)
 
 
 def touched(module):

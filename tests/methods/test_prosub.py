@@ -77,7 +77,7 @@ def test_the_loss():
         weak, strong = (heads["classes"](batch.views[role]).tolist() for role in ROLES)
         projected = heads["self"](batch.views["strong"]).numpy()
     scores = [oracles.subspace_score(row, prototypes) for row in rows["weak"]]
-    uniform = torch.rand(16, generator=torch.Generator().manual_seed(batch.step)).tolist()
+    uniform = torch.rand(16, generator=torch.Generator().manual_seed(batch.seed)).tolist()
     inside = []
     for x, drawn in zip(scores, uniform, strict=True):
         known, other = 0.5 * oracles.beta_density(x, 4, 3), 0.5 * oracles.beta_density(x, 3, 4)
@@ -141,7 +141,7 @@ def test_the_subspace_loss_pulls_known_images_in_and_pushes_others_out():
     basis = subspace_basis(model.prototypes)
     weak = batch.views["weak"].requires_grad_()
     scores = subspace_scores(weak.detach(), basis)
-    inside = id_draw(model.mixture(scores, doubt=0.1), batch.step).bool()
+    inside = id_draw(model.mixture(scores, doubt=0.1), batch.seed).bool()
     assert 0 < inside.sum() < len(inside)
     method.step(model, batch).total.backward()
     moved = subspace_scores((weak - 0.01 * weak.grad).detach(), basis)

@@ -55,7 +55,7 @@ def test_labels_are_mixed_as_the_rows_are():
     _, batch = model_and_batch(RealMix())
     guess = torch.rand(10, CLASSES, dtype=torch.float64).softmax(dim=1)
     labeled = batch.labeled._replace(images=batch.labeled.labels)
-    mixed = mixed_batch(labeled, (guess, guess), guess, step=4, alpha=0.75)
+    mixed = mixed_batch(labeled, (guess, guess), guess, seed=4, alpha=0.75)
     torch.testing.assert_close(mixed.labeled, mixed.labels)
     for view, label in zip(mixed.unlabeled, mixed.guesses, strict=True):
         torch.testing.assert_close(view, label)
@@ -89,7 +89,7 @@ def test_the_loss(annealing):
     order = steady_order(batch.labeled.images, batch.labeled.identity)
     rows = torch.cat([batch.labeled.images[order], *(batch.views[role] for role in ROLES)]).tolist()
     labels = [*batch.labeled.labels[order].tolist(), *guesses, *guesses]
-    partners, shares = (part.tolist() for part in mixup_draw(26, batch.step, 0.75))
+    partners, shares = (part.tolist() for part in mixup_draw(26, batch.seed, 0.75))
     mixed, soft = (oracles.mixed_rows(values, partners, shares) for values in (rows, labels))
     with torch.no_grad():
         logits = head(torch.tensor(mixed, dtype=torch.float64)).tolist()
@@ -111,7 +111,7 @@ def test_nothing_flows_back_through_the_guesses():
         batch.labeled,
         tuple(batch.views.values()),
         method.guess(model.network, tuple(batch.views.values())),
-        step=batch.step,
+        seed=batch.seed,
         alpha=0.75,
     )
     losses = method.step(model, batch)
@@ -133,7 +133,7 @@ def test_batch_norm_remembers_the_mixed_batch_alone():
     before = other.network.encoder.backbone.norm.running_mean.clone()
     guess = method.guess(other.network, views)
     assert torch.equal(other.network.encoder.backbone.norm.running_mean, before)
-    mixed = mixed_batch(batch.labeled, views, guess, step=batch.step, alpha=0.75)
+    mixed = mixed_batch(batch.labeled, views, guess, seed=batch.seed, alpha=0.75)
     other.network.features(mixed.labeled, *mixed.unlabeled)
     method.step(model, batch)
     for (name, found), expected in zip(model.named_buffers(), other.buffers(), strict=True):

@@ -153,15 +153,11 @@ def test_on_frozen_features_the_teacher_has_the_same_backbone(data, teacher, tmp
     for name in ("encoder.projection.0.weight", "heads.classes.weight"):
         assert torch.equal(found[TEACHER + name], given[AVERAGE + name])
         assert not torch.equal(found[f"network.{name}"], found[TEACHER + name])
-    moved = {
-        n: v + 0.1 if n.startswith(f"{AVERAGE}encoder.backbone") and v.is_floating_point() else v
-        for n, v in given.items()
-    }
-    save_file(moved, tmp_path / "moved.safetensors")
-    with pytest.raises(ValueError, match="frozen backbone is not that of the teacher"):
-        ropaws.train(
-            settings(data, SelfTraining(), tmp_path / "moved.safetensors", **frozen), tmp_path / "other"
-        )
+    for name in given:  # a run starts from the average of another one, which is what predicts there
+        if name.startswith(f"{AVERAGE}encoder.backbone"):
+            inside = name.removeprefix(AVERAGE)
+            assert torch.equal(found[f"network.{inside}"], given[name])
+            assert torch.equal(found[TEACHER + inside], given[name])
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """`ropaws bench`: methods x data x labels x seeds, on equal terms, into one folder."""
 
 import functools
+import hashlib
 import os
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from rich.console import Console, Group
@@ -14,8 +17,8 @@ from rich.live import Live
 from rich.table import Table
 
 from ropaws import __version__
-from ropaws.bench.cells import RESULT, Budget, Cell, run_cell
-from ropaws.bench.entries import check_entries
+from ropaws.bench.cells import RESULT, Budget, Cell, read_result, run_cell
+from ropaws.bench.entries import check_entries, plain_name
 from ropaws.bench.summary import REFERENCE, summarize
 from ropaws.bench.tasks import Data, Network, Task
 from ropaws.bench.workers import Done, run_all
@@ -24,6 +27,8 @@ from ropaws.methods import import_method
 from ropaws.recipes.protocols import Protocol, get_protocol
 from ropaws.report.bench_page import ordered_rows, shown, write_bench_page
 from ropaws.runs.atomic import read_json, write_json, write_text
+from ropaws.runs.facts import digest_images
+from ropaws.runs.images import fingerprint
 from ropaws.runs.layout import REPORT
 
 SETTINGS, RESULTS, ERROR = "bench.json", "results.json", "error.txt"
@@ -37,11 +42,14 @@ METHODS = (
     "ropaws-paper",
     "ropaws",
 )
+SECONDS = 60.0  # of a cell, where time is equal
+PAGE_SECONDS = 20.0  # at most so often the page is written while cells run
 FAIRNESS = (
     "All methods of a row have the same images, the same labeled ones (files in labels/), network, batch and"
-    " labeled batch. They see the same number of images, or train for the same time. The last step counts,"
-    " with the moving average of the weights where a method has one; no checkpoint is chosen, least of all on"
-    " test images. Settings are those of each method's paper, or were chosen on other data."
+    " labeled batch. They see the same number of images (labels alone: at most twice RoPAWS's steps), or"
+    " train for about the same time. The last step counts, with the moving average of the weights where a"
+    " method has one; no checkpoint is chosen, least of all on test images. Settings are those of each"
+    " method's paper, or were chosen on other data; those of ropaws from scratch were chosen on the garments."
 )
 
 
@@ -77,8 +85,8 @@ class Bench:
     """Steps of RoPAWS, by default 400 (300 on features, or the protocol's); all others see as many images."""
     equal: Literal["images", "time"] = "images"
     """What all methods have the same of: images seen, or seconds of training."""
-    seconds: float = 60.0
-    """With --equal time: of each cell."""
+    seconds: float | None = None
+    """With --equal time: of each cell, by default 60."""
     curve: int = 4
     """Points at which accuracy is measured over training; 1 for the last step alone."""
     unseen: tuple[Path, ...] = ()
@@ -94,10 +102,14 @@ class Bench:
     def __post_init__(self) -> None:
         if not self.methods:
             raise ValueError("--methods is empty; name at least one")
-        for name in ("methods", "data", "labels"):
-            values = getattr(self, name)
+        names = {
+            "methods": [plain_name(name) for name in self.methods],
+            "data": self.data,
+            "labels": self.labels,
+        }
+        for option, values in names.items():
             if len(set(values)) < len(values):
-                raise ValueError(f"--{name} has an entry twice: {' '.join(map(str, values))}")
+                raise ValueError(f"--{option} has an entry twice: {' '.join(map(str, values))}")
         for name in ("seeds", "curve"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
@@ -106,13 +118,15 @@ class Bench:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         if self.labels and min(self.labels) < 1:
             raise ValueError(f"--labels must be at least 1, got {min(self.labels)}")
-        if not 0 < self.seconds < float("inf"):
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
             raise ValueError(f"--seconds must be positive, got {self.seconds}")
+        if self.seconds is not None and self.equal != "time":
+            raise ValueError("--seconds goes with --equal time")
 
     @property
     def budget(self) -> Budget:
         default = 300 if self.network == "pretrained" else 400
-        seconds = self.seconds if self.equal == "time" else None
+        seconds = (self.seconds or SECONDS) if self.equal == "time" else None
         return Budget(steps=self.steps or default, seconds=seconds, curve=self.curve)
 
 
@@ -121,35 +135,39 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
     protocol = None if bench.protocol is None else get_protocol(bench.protocol)
     bench = _with_defaults(bench, protocol)
     for name in bench.methods:
-        import_method(name)
+        import_own(name)
     check_entries(bench.methods, frozen=bench.network == "pretrained")
     sources = [Data(source, bench.unseen, bench.root) for source in bench.data]
-    tasks = {data: data.load() for data in sources}  # its errors, before anything is written
-    _check_labels(tasks, bench.labels)
-    _check_settings(bench)
+    _check_names(sources)
+    found = {}
+    for data in sources:  # its errors, before anything is written
+        task = data.load()
+        _check_labels(task, bench.labels)
+        found[data.name] = _facts(task)
+    facts = _open_folder(bench, found)
     cells = [
-        Cell(data, labels, seed, method.replace("_", "-") if ":" not in method else method)
+        Cell(data, labels, seed, plain_name(method))
         for data in sources
         for labels in bench.labels
         for seed in range(bench.seeds)
         for method in bench.methods
     ]
-    results = {cell: read_json(path) for cell in cells if (path := cell.folder(bench.out) / RESULT).exists()}
-    waiting = [cell for cell in cells if cell not in results]
-    if results:
-        console.print(f"{len(results)} of {len(cells)} cells are done already", highlight=False)
+    book = Book(bench, protocol, facts, console)
+    waiting = [cell for cell in cells if not book.has(cell)]
+    if len(waiting) < len(cells):
+        console.print(f"{len(cells) - len(waiting)} of {len(cells)} cells are done already", highlight=False)
     try:
-        failures = _run(bench, protocol, waiting, results, console)
+        with _stopped_like_ctrl_c():
+            _run(bench, protocol, waiting, book)
     except KeyboardInterrupt:
+        book.write()
         raise KeyboardInterrupt(f"stopped; the same command continues what is in {bench.out}") from None
-    done = [results[cell] for cell in cells if cell in results]
-    content = _content(bench, protocol, tasks, done, failures)
-    write_json(bench.out / RESULTS, content)
-    write_bench_page(bench.out / REPORT, content)
-    for table in _tables(content):
+    content = book.write()
+    for table in _tables(content["tables"]):
         console.print(table)
-    for line in content["failures"]:
-        console.print(f"failed: {line}", highlight=False, markup=False, soft_wrap=True)
+    for failure in content["failures"]:
+        cell = "{method}, {data}, {labels} labels, seed {seed}: {reason}".format_map(failure)
+        console.print(f"failed: {cell}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"Written: {bench.out / RESULTS}, {bench.out / REPORT}", highlight=False, soft_wrap=True)
     return content
 
@@ -168,37 +186,101 @@ def _with_defaults(bench: Bench, protocol: Protocol | None) -> Bench:
     return replace(bench, data=protocol.sources, labels=labels, steps=steps)
 
 
-def _check_labels(tasks: Mapping[Data, Task], labels: Sequence[int]) -> None:
-    for data, task in tasks.items():
-        counts = task.corpus.train_labels[task.corpus.train_labels >= 0].bincount()
-        if int(counts.min()) < max(labels):
-            raise ValueError(
-                f"--labels {max(labels)}: a class of {data.name} has {int(counts.min())} images;"
-                " ask for fewer"
-            )
+def _check_names(sources: Sequence[Data]) -> None:
+    """Results are kept by the name of the data."""
+    names = [data.name for data in sources]
+    for data in sources:
+        if names.count(data.name) > 1:
+            raise ValueError(f"--data: several files are called {data.name!r}; rename one of them")
 
 
-def _check_settings(bench: Bench) -> None:
-    """A folder holds cells of one kind of settings; methods, data, labels and seeds may be added."""
+def _check_labels(task: Task, labels: Sequence[int]) -> None:
+    counts = task.corpus.train_labels[task.corpus.train_labels >= 0].bincount()
+    if int(counts.min()) < max(labels):
+        raise ValueError(
+            f"--labels {max(labels)}: a class of {task.name} has {int(counts.min())} images; ask for fewer"
+        )
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    """What the page says of the data, and a digest of all images and labels."""
+    state = hashlib.blake2b(digest_images(task.corpus.train_images).encode(), digest_size=16)
+    state.update(bytes(fingerprint(task.corpus).tolist()))
+    return {
+        "classes": len(task.corpus.class_names),
+        "in_class": int(task.in_class.sum()),
+        "out_of_class": int((~task.in_class).sum()),
+        "tests": int((task.corpus.test_labels >= 0).sum()),
+        "out_tests": int((task.corpus.test_labels < 0).sum()) - task.unseen,
+        "unseen_tests": task.unseen,
+        "digest": state.hexdigest(),
+    }
+
+
+def _open_folder(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
+    """Check that the folder has cells of the same settings and data. Returns the facts of all its data.
+
+    Methods, data, labels and seeds may be added.
+    """
     settings = {
         "network": bench.network,
         "steps": bench.budget.steps,
         "equal": bench.equal,
-        "seconds": bench.seconds if bench.equal == "time" else None,
+        "seconds": bench.budget.seconds,
         "curve": bench.curve,
         "unseen": [str(path) for path in bench.unseen],
         "protocol": bench.protocol,
     }
     path = bench.out / SETTINGS
-    if path.exists():
-        changed = differences(read_json(path), settings)
+    if bench.out.exists() and not bench.out.is_dir():
+        raise ValueError(f"--out: {bench.out} is not a folder; name another")
+    if (bench.out / "cells").is_dir() or path.exists():
+        earlier = _read_settings(path)
+        known = earlier.pop("data", {})
+        changed = differences(earlier, settings)
+        changed += [
+            f"{name} had other images or labels"
+            for name, found in facts.items()
+            if name in known and known[name].get("digest") != found["digest"]
+        ]
         if changed:
             raise ValueError(
                 f"{bench.out} is a bench of other settings: {'; '.join(changed)}. Choose another --out"
             )
-        return
+        facts = known | facts
     bench.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, settings)
+    write_json(path, {**settings, "data": facts})
+    return facts
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("data", {}), dict):
+        raise ValueError(f"{path} is missing or damaged; choose another --out, or delete {path.parent}")
+    return found
+
+
+@contextmanager
+def _stopped_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends the workers too, instead of leaving them alone."""
+
+    def stop(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def import_own(name: str) -> None:
+    """Import the module of a method of a user's own, in phases too."""
+    for part in name.split(">"):
+        import_method(part)
 
 
 @functools.lru_cache(maxsize=2)  # a worker keeps the images of the task that it works on
@@ -216,119 +298,155 @@ class _Work:
     protocol: Protocol | None
 
     def __call__(self, cell: Cell) -> dict[str, Any]:
-        import_method(cell.method)
-        base = None
-        if self.protocol is not None:
-            base = self.protocol.base(cell.labels, cell.data.source)
-        return run_cell(cell, _load(cell.data), self.network, self.budget, self.out, base)
+        import_own(cell.method)
+        protocol, arguments = self.protocol, (cell, _load(cell.data), self.network, self.budget, self.out)
+        if protocol is None:
+            return run_cell(*arguments)
+        base = protocol.base(cell.labels, cell.data.source)
+        return run_cell(*arguments, base=base, methods=protocol.methods, weight_decay=protocol.weight_decay)
 
 
-def _run(
-    bench: Bench,
-    protocol: Protocol | None,
-    waiting: Sequence[Cell],
-    results: dict[Cell, dict[str, Any]],
-    console: Console,
-) -> dict[Cell, str]:
-    """Run the cells that are missing; adds to results, and returns why others failed."""
-    cores = 1 if torch.cuda.is_available() else os.cpu_count() or 1
-    workers = min(bench.workers or cores, max(1, len(waiting)))
-    work = _Work(bench.network, bench.budget, bench.out, protocol)
-    failures: dict[Cell, str] = {}
-    began, total = time.monotonic(), len(waiting)
-    if not waiting:
-        return failures
-    with Live(console=console, refresh_per_second=2, transient=True, auto_refresh=False) as live:
-        for number, done in enumerate(run_all(work, waiting, workers=workers, started=lambda _: None), 1):
-            cell = waiting[done.number]
-            line = _note(cell, done, results, failures, bench.out)
-            left = (time.monotonic() - began) / number * (total - number)
-            status = f"{number} of {total} cells, about {_duration(left)} left"
-            if console.is_terminal:
-                tables = _tables({"tables": summarize(_ordered(results))})
-                live.update(Group(*tables, status), refresh=True)
+class Book:
+    """All results of a folder, those of earlier calls included, and what has failed in this one."""
+
+    def __init__(
+        self, bench: Bench, protocol: Protocol | None, facts: dict[str, Any], console: Console
+    ) -> None:
+        self.bench, self.protocol, self.facts, self.console = bench, protocol, facts, console
+        self.results: dict[Path, dict[str, Any]] = {}
+        self.failures: list[dict[str, Any]] = []
+        for path in sorted((bench.out / "cells").glob(f"*/*/*/*/{RESULT}")):
+            if (found := read_result(path)) is not None:
+                self.results[path.parent] = found
             else:
+                console.print(f"{path} is damaged; its cell is run again", highlight=False, soft_wrap=True)
+                path.unlink()
+
+    def has(self, cell: Cell) -> bool:
+        return cell.folder(self.bench.out) in self.results
+
+    def note(self, cell: Cell, done: Done) -> str:
+        """Take down what became of a cell; a line about it."""
+        name = f"{cell.method}, {cell.data.name}, {cell.labels} labels, seed {cell.seed}"
+        folder = cell.folder(self.bench.out)
+        if done.result is not None:
+            self.results[folder] = done.result
+            (folder / ERROR).unlink(missing_ok=True)
+            return f"{name}: accuracy {100 * done.result['figures']['accuracy']:.1f} %"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / ERROR, f"{done.reason}\n{done.details}")
+        self.failures.append(
+            {
+                "method": cell.method,
+                "data": cell.data.name,
+                "labels": cell.labels,
+                "seed": cell.seed,
+                "reason": done.reason,
+                "file": str((folder / ERROR).relative_to(self.bench.out)),
+            }
+        )
+        return f"{name}: failed ({done.reason})"
+
+    def ordered(self) -> list[dict[str, Any]]:
+        """By data and labels; methods in the order of the call, then those of earlier calls."""
+        order = {plain_name(name): number for number, name in enumerate(self.bench.methods)}
+        last = len(order)
+        return sorted(
+            self.results.values(),
+            key=lambda r: (r["data"], r["labels"], order.get(r["method"], last), r["method"], r["seed"]),
+        )
+
+    def write(self) -> dict[str, Any]:
+        """results.json and the page."""
+        bench, budget, results = self.bench, self.bench.budget, self.ordered()
+        figures = ("data", "labels", "seed", "method", "figures")
+        content = {
+            "ropaws": __version__,
+            "torch": torch.__version__,
+            "network": bench.network,
+            "equal": bench.equal,
+            "budget": {"steps": budget.steps, "seconds": budget.seconds},
+            "fairness": FAIRNESS,
+            "protocol": None
+            if self.protocol is None
+            else {"name": self.protocol.name, "published": self.protocol.published},
+            "reference": REFERENCE,
+            "data": {
+                name: {key: value for key, value in facts.items() if key != "digest"}
+                for name, facts in self.facts.items()
+            },
+            "tables": summarize(results),
+            "cells": [{key: result[key] for key in figures} for result in results],
+            "failures": self.failures,
+        }
+        write_json(bench.out / RESULTS, content)
+        write_bench_page(bench.out / REPORT, content)
+        return content
+
+
+def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], book: Book) -> None:
+    """Run the cells that are missing."""
+    if not waiting:
+        return
+    cores = 1 if torch.cuda.is_available() else os.cpu_count() or 1
+    workers = min(bench.workers or cores, len(waiting))
+    work = _Work(bench.network, bench.budget, bench.out, protocol)
+    began = written = time.monotonic()
+    console, total, finished = book.console, len(waiting), 0
+    running: list[Cell] = []
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+
+        def show(status: str, cell: Cell) -> None:
+            if console.is_terminal:
+                mine = [
+                    r for r in book.ordered() if (r["data"], r["labels"]) == (cell.data.name, cell.labels)
+                ]
+                failed = f", {len(book.failures)} failed" if book.failures else ""
+                now = ", ".join(f"{c.method} (seed {c.seed})" for c in running)
+                live.update(Group(f"{status}{failed}; now: {now}", *_tables(summarize(mine))), refresh=True)
+
+        def started(number: int) -> None:
+            running.append(waiting[number])
+            show(f"{finished} of {total} cells", waiting[number])
+
+        for done in run_all(work, waiting, workers=workers, started=started):
+            cell, finished = waiting[done.number], finished + 1
+            running.remove(cell)
+            line = book.note(cell, done)
+            left = (time.monotonic() - began) / finished * (total - finished)
+            status = f"{finished} of {total} cells, about {_duration(left)} left"
+            show(status, cell)
+            if not console.is_terminal:
                 console.print(f"{line}; {status}", highlight=False, markup=False, soft_wrap=True)
-    return failures
-
-
-def _ordered(results: Mapping[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [results[cell] for cell in sorted(results, key=lambda cell: (cell.data.name, cell.labels))]
-
-
-def _note(
-    cell: Cell, done: Done, results: dict[Cell, dict[str, Any]], failures: dict[Cell, str], out: Path
-) -> str:
-    name = f"{cell.method}, {cell.setting}, seed {cell.seed}"
-    if done.result is not None:
-        results[cell] = done.result
-        return f"{name}: accuracy {100 * done.result['figures']['accuracy']:.1f} %"
-    failures[cell] = done.reason
-    folder = cell.folder(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / ERROR, f"{done.reason}\n{done.details}")
-    return f"{name}: failed ({done.reason})"
+            if time.monotonic() - written > PAGE_SECONDS:
+                book.write()
+                written = time.monotonic()
 
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def _content(
-    bench: Bench,
-    protocol: Protocol | None,
-    tasks: Mapping[Data, Task],
-    results: Sequence[dict[str, Any]],
-    failures: Mapping[Cell, str],
-) -> dict[str, Any]:
-    budget = bench.budget
-    return {
-        "ropaws": __version__,
-        "torch": torch.__version__,
-        "network": bench.network,
-        "equal": bench.equal,
-        "budget": {"steps": budget.steps, "seconds": budget.seconds},
-        "fairness": FAIRNESS,
-        "protocol": None if protocol is None else {"name": protocol.name, "published": protocol.published},
-        "reference": REFERENCE,
-        "data": {
-            data.name: {
-                "classes": len(task.corpus.class_names),
-                "in_class": int(task.in_class.sum()),
-                "out_of_class": int((~task.in_class).sum()),
-                "tests": int((task.corpus.test_labels >= 0).sum()),
-                "out_tests": int((task.corpus.test_labels < 0).sum()) - task.unseen,
-                "unseen_tests": task.unseen,
-            }
-            for data, task in tasks.items()
-        },
-        "tables": summarize(results),
-        "cells": [
-            {
-                key: value
-                for key, value in result.items()
-                if key in ("data", "labels", "seed", "method", "figures")
-            }
-            for result in results
-        ],
-        "failures": [
-            f"{cell.method}, {cell.setting}, seed {cell.seed}: {reason}" for cell, reason in failures.items()
-        ],
-    }
+COLUMNS = {
+    "accuracy": "acc.",
+    "balanced_accuracy": "C+1",
+    "auroc": "AUROC",
+    "auroc_unseen": "unseen",
+    "ece": "ECE",
+}
 
 
-def _tables(content: Mapping[str, Any]) -> list[Table]:
-    """On a terminal: accuracy, balanced accuracy, AUROC, confidence, images, seconds."""
-    tables = []
-    head = ("accuracy", "balanced_accuracy", "auroc", "auroc_unseen", "ece")
-    for setting in content["tables"]:
-        table = Table(
-            title=f"{setting['data']}, {setting['labels']} labels per class (percent, mean ± deviation)"
-        )
-        for name in ("method", "accuracy", "C+1", "AUROC", "unseen", "ECE", "images", "seconds"):
-            table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+def _tables(tables: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """On a terminal: the main figures. Names may take several lines, figures are never cut off."""
+    found = []
+    for setting in tables:
+        keys = [key for key in COLUMNS if any(key in row["figures"] for row in setting["rows"])]
+        table = Table(title=f"{setting['data']}, {setting['labels']} labels per class (percent)")
+        table.add_column("method", overflow="fold", min_width=8)
+        for name in (*(COLUMNS[key] for key in keys), "sec.", "draws"):
+            table.add_column(name, justify="right", no_wrap=True)
         for row in ordered_rows(setting):
-            figures = [shown(row["figures"].get(key)) for key in head]
-            table.add_row(row["method"], *figures, f"{row['images']:,.0f}", f"{row['seconds']:.0f}")
-        tables.append(table)
-    return tables
+            figures = [shown(row["figures"].get(key)) for key in keys]
+            table.add_row(row["method"], *figures, f"{row['seconds']:.0f}", str(len(row["seeds"])))
+        found.append(table)
+    return found

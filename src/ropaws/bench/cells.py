@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from ropaws.data.splits import choose_split, write_split
 from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figures
 from ropaws.evaluation.ood import detection
 from ropaws.evaluation.open_set import balanced_accuracy
+from ropaws.methods import Method
+from ropaws.methods.classifier import FIXMATCH_OPTIM
 from ropaws.models import PRETRAINED, build_encoder, load_init, pretrained_normalization
 from ropaws.models.heads import main_directions
 from ropaws.runs.atomic import read_json, write_json
@@ -65,6 +67,22 @@ class Cell(NamedTuple):
         return out / "cells" / self.data.name / f"labels{self.labels}" / f"seed{self.seed}" / method
 
 
+KEYS = {"data": str, "labels": int, "seed": int, "method": str, "figures": dict, "images": int,
+        "seconds": float, "given": list, "selection": list, "curve": list}  # fmt: skip
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """The result of a cell; None where there is none, or a damaged one."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in KEYS.items())
+    known = whole and isinstance(found["figures"].get("accuracy"), float)
+    result: dict[str, Any] | None = found if known else None
+    return result
+
+
 def split_file(out: Path, cell: Cell, task: Task) -> Path:
     """The labeled images, drawn once for all methods from the seed of the cell."""
     path = out / "labels" / f"{cell.data.name}-{cell.labels}-seed{cell.seed}.txt"
@@ -76,11 +94,19 @@ def split_file(out: Path, cell: Cell, task: Task) -> Path:
 
 
 def run_cell(
-    cell: Cell, task: Task, network: Network, budget: Budget, out: Path, base: RunConfig | None = None
+    cell: Cell,
+    task: Task,
+    network: Network,
+    budget: Budget,
+    out: Path,
+    base: RunConfig | None = None,
+    methods: Mapping[str, Method] | None = None,
+    weight_decay: float | None = None,
 ) -> dict[str, Any]:
     """Train and test; what an earlier call has done is not done again.
 
-    base: settings that all methods share, of a protocol; by default those that suit the data and the network.
+    base, methods, weight_decay: of a protocol, the settings that all methods share, those of single methods,
+    and the weight decay of the FixMatch family; by default those that suit the data and the network.
 
     Returns:
         The content of result.json.
@@ -89,8 +115,7 @@ def run_cell(
         ValueError: The method cannot run here; TrainingDivergedError is one of its kinds.
     """
     folder = cell.folder(out)
-    if (folder / RESULT).exists():
-        found: dict[str, Any] = read_json(folder / RESULT)
+    if (found := read_result(folder / RESULT)) is not None:
         return found
     split = split_file(out, cell, task)
     data = replace(cell.data.config(), labels_per_class=None, split=split.absolute())
@@ -98,15 +123,30 @@ def run_cell(
         base = base_config(task, data, network, labels=cell.labels, steps=budget.steps)
     base = replace(base, data=data, train=replace(base.train, seed=cell.seed))
     judged = cell.method in JUDGES
-    result = _judge(cell, task, base) if judged else _train(cell, task, base, budget, folder)
+    result = (
+        _judge(cell, task, base)
+        if judged
+        else _train(cell, task, base, budget, folder, methods, weight_decay)
+    )
     result |= {"data": cell.data.name, "labels": cell.labels, "seed": cell.seed, "method": cell.method}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RESULT, result)
+    for run in folder.glob("[0-9]-*"):  # what no later call needs
+        (run / CHECKPOINT).unlink(missing_ok=True)
+        shutil.rmtree(run / SNAPSHOTS, ignore_errors=True)
     return result
 
 
-def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path) -> dict[str, Any]:
-    phases = phases_of(cell.method, frozen=base.model.frozen)
+def _train(
+    cell: Cell,
+    task: Task,
+    base: RunConfig,
+    budget: Budget,
+    folder: Path,
+    protocol: Mapping[str, Method] | None,
+    weight_decay: float | None,
+) -> dict[str, Any]:
+    phases = phases_of(cell.method, frozen=base.model.frozen, given=protocol)
     classes = len(task.corpus.class_names)
     reference = phases_of("ropaws", frozen=base.model.frozen)[0].method
     total = budget.steps * images_per_step(base, reference, classes)
@@ -115,7 +155,10 @@ def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path
     for number, phase in enumerate(phases):
         config = phase_config(base, phase, classes, total, budget)
         config = replace(config, model=replace(config.model, init=init))
-        run = _train_phase(config, folder / f"{number + 1}-{phase.name}", task, phase, budget)
+        if weight_decay is not None and dict(phase.method.optim) == dict(FIXMATCH_OPTIM):
+            config = replace(config, optim=replace(config.optim, weight_decay=weight_decay))
+        name = f"{number + 1}-{phase.name.replace(':', '.')}"
+        run = _train_phase(config, folder / name, task, phase, budget)
         steps, spent = _length(run)
         seen += steps * images_per_step(config, phase.method, classes)
         seconds += spent
@@ -137,9 +180,6 @@ def _train(cell: Cell, task: Task, base: RunConfig, budget: Budget, folder: Path
     if result["selection"]:  # of the last tenth of training
         _, selected, purity = result["selection"][-1]
         result["figures"] |= {"selected": selected} | ({} if purity is None else {"purity": purity})
-    for run in runs:  # what no later call needs
-        (run / CHECKPOINT).unlink(missing_ok=True)
-        shutil.rmtree(run / SNAPSHOTS, ignore_errors=True)
     return result
 
 
@@ -154,7 +194,8 @@ def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budg
         return replace(config, train=replace(config.train, steps=UNLIMITED))
     steps = steps_for(config, phase.method, classes, total * phase.share, reference=budget.steps)
     keep = -(-steps // budget.curve) if budget.curve > 1 else None
-    train = replace(config.train, steps=steps, keep_every=keep, checkpoint_every=max(50, steps // 4))
+    every = min(base.train.checkpoint_every, max(50, steps // 4))
+    train = replace(config.train, steps=steps, keep_every=keep, checkpoint_every=every)
     return replace(config, optim=warmed(config.optim, steps), train=train)
 
 

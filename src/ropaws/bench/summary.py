@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 REFERENCE = "ropaws"
+FEWEST_DRAWS = 3  # of an interval that says anything
 LEVEL = 0.95  # of the interval of a paired difference
 FIGURES = (
     "accuracy",
@@ -13,6 +14,7 @@ FIGURES = (
     "auroc",
     "auroc_unseen",
     "fpr95",
+    "fpr95_unseen",
     "ece",
     "confidence_in",
     "confidence_out",
@@ -79,10 +81,10 @@ def _pairs(
 
 
 def paired_difference(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Mean of first minus second, with Student's interval over the draws of labels; none of a single pair."""
+    """Mean of first minus second, with Student's interval over the draws of labels; none of fewer than 3."""
     differences = [first - second for first, second in pairs]
     mean, count = statistics.mean(differences), len(differences)
-    if count < 2:
+    if count < FEWEST_DRAWS:
         return {"mean": mean, "low": None, "high": None, "pairs": count}
     from scipy.stats import t  # slow to load
 
@@ -93,7 +95,8 @@ def paired_difference(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
 def _mean_points(curves: Sequence[Sequence[Sequence[float | None]]]) -> list[list[float | None]]:
     """Mean over seeds of points that stand at the same places."""
     points: list[list[float | None]] = []
-    for group in zip(*curves, strict=False):
+    longest = max(map(len, curves), default=0)
+    for group in zip(*(curve for curve in curves if len(curve) == longest), strict=True):
         means: list[float | None] = []
         for values in zip(*group, strict=True):
             known = [value for value in values if value is not None]

@@ -12,6 +12,7 @@ from ropaws import recipes
 from ropaws.config import RunConfig, TrainConfig
 from ropaws.data.augment import AugmentConfig
 from ropaws.data.corpus import UNKNOWN, Corpus, in_memory, resized
+from ropaws.data.features import Features
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.models import LITE, PRETRAINED, ModelConfig
@@ -52,6 +53,8 @@ class Data:
 
     def load(self) -> Task:
         corpus = load_corpus(self.config())
+        if isinstance(corpus.train_images, Features):
+            raise ValueError(f"--data: {self.source} holds features, and methods are compared on images")
         truth = pool_truth(corpus, self.config())
         in_class = truth >= 0  # of a file of its own: what has no class is out-of-class
         extra = [_read_unseen(path, "images", corpus) for path in self.unseen]

@@ -4,6 +4,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -94,10 +96,18 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
     if "OMP_NUM_THREADS" not in os.environ:  # the person has not chosen
         torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
             item = pipe.recv()
             pipe.send(_attempt(work, item))
+
+
+def _end_with(parent: int) -> None:
+    """Stop when the first process is gone, however that ended: two might else write one run folder."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _attempt(work: Callable[[Any], Any], item: Any) -> tuple[Any, str, str]:

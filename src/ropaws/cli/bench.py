@@ -1,7 +1,7 @@
 """`ropaws bench`."""
 
 from ropaws.bench.bench import Bench, run_bench
-from ropaws.bench.entries import known_entries
+from ropaws.bench.entries import JUDGES, known_entries
 from ropaws.cli.parsing import parse
 from ropaws.cli.tables import wide_console
 from ropaws.recipes.protocols import PROTOCOLS
@@ -13,8 +13,8 @@ def bench(arguments: list[str]) -> None:
         _list()
         return
     content = run_bench(options, wide_console())
-    if content["failures"]:
-        raise ValueError(f"{len(content['failures'])} cells failed; the others are in {options.out}")
+    if failed := len(content["failures"]):
+        raise ValueError(f"{failed} of the cells failed, see {options.out}/report.html and error.txt of each")
 
 
 def _list() -> None:
@@ -24,5 +24,8 @@ def _list() -> None:
         for labels, figures in protocol.published.items():
             listed = ", ".join(f"{method} {value}" for method, value in figures.items())
             if listed:
-                print(f"      published, {labels} labels: {listed} ({protocol.selection})")
+                print(f"      published, {labels} labels: {listed}")
+        if protocol.published:
+            print(f"      ({protocol.selection})")
     print(f"\nmethods (--methods): {', '.join(known_entries())}, or FIRST>SECOND such as simclr>ropaws")
+    print(f"on features alone (--network pretrained): {', '.join(JUDGES)}")

@@ -18,7 +18,7 @@ from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.data.image_ops import Interpolation
-from ropaws.data.randomness import SUPPORT_VIEWS, VIEWS, generator
+from ropaws.data.randomness import METHOD, SUPPORT_VIEWS, VIEWS, generator, step_seed
 from ropaws.data.samplers import SupportConfig, support_indices, support_share, unlabeled_indices
 from ropaws.distributed import Place, gather_constants, place, share
 
@@ -94,6 +94,7 @@ class BatchStream:
                 self.unlabeled_views(step, pixels.unlabeled),
                 pixels.pool_index.to(self.device),
                 self.support_batch(step, pixels.labeled),
+                step_seed(self.seed, METHOD, step),
             )
 
     def chosen(self, step: int) -> Chosen:

@@ -10,9 +10,15 @@ import torch
 # Purposes. Numbers, not names: they are part of what a seed means and must not change.
 SPLIT, POOL_ORDER, SUPPORT, VIEWS, SUPPORT_VIEWS, POOL, FINE_TUNE, ANALYSIS, LABELED_ORDER = range(9)
 FROZEN_VIEWS = 9
+METHOD = 10
 
 
 def generator(seed: int, purpose: int, step: int = 0) -> torch.Generator:
     """A CPU generator for one purpose at one step."""
+    return torch.Generator().manual_seed(step_seed(seed, purpose, step))
+
+
+def step_seed(seed: int, purpose: int, step: int) -> int:
+    """A seed for one purpose at one step."""
     state = np.random.SeedSequence([seed, purpose, step]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> np.uint64(1)))
+    return int(state >> np.uint64(1))

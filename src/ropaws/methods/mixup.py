@@ -31,9 +31,9 @@ class Draw(NamedTuple):
     shares: Tensor  # (n,) of the row itself, from 0.5 to 1
 
 
-def mixup_draw(rows: int, step: int, alpha: float) -> Draw:
+def mixup_draw(rows: int, seed: int, alpha: float) -> Draw:
     """A permutation, and max(b, 1 - b) with b of Beta(alpha, alpha), for each row."""
-    random = np.random.default_rng(step)
+    random = np.random.default_rng(seed)
     shares = random.beta(alpha, alpha, rows)
     return Draw(torch.from_numpy(random.permutation(rows)), torch.from_numpy(np.maximum(shares, 1 - shares)))
 
@@ -56,7 +56,7 @@ def steady_order(images: Tensor, identity: Tensor) -> Tensor:
 
 
 def mixed_batch(
-    labeled: Support, views: tuple[Tensor, ...], guess: Tensor, *, step: int, alpha: float
+    labeled: Support, views: tuple[Tensor, ...], guess: Tensor, *, seed: int, alpha: float
 ) -> Mixed:
     """Mix labeled rows and all views of unlabeled ones with each other.
 
@@ -67,7 +67,7 @@ def mixed_batch(
     all_views, guesses = [gather_constants(view) for view in views], gather_constants(guess)
     counts = [len(images), *(len(view) for view in all_views)]
     one_hot = F.one_hot(classes[order], guess.shape[1]).to(guess)
-    draw = mixup_draw(sum(counts), step, alpha)
+    draw = mixup_draw(sum(counts), seed, alpha)
     pixels = mix(torch.cat([images[order], *all_views]), draw).split(counts)
     labels = mix(torch.cat([one_hot, *[guesses] * len(views)]), draw).split(counts)
     mine = [share(count) for count in counts]

@@ -64,10 +64,10 @@ def averaged_prototypes(prototypes: Tensor, features: Tensor, classes: Tensor, d
     return torch.where(counts > 0, prototypes.lerp(means, 1 - decay), prototypes)
 
 
-def id_draw(probs: Tensor, step: int) -> Tensor:
+def id_draw(probs: Tensor, seed: int) -> Tensor:
     """1.0 with the given probability, else 0.0; the draws of a step are those of the whole batch.   (u,)"""
     rows = len(probs) * place().size
-    drawn = torch.rand(rows, generator=torch.Generator().manual_seed(step))[share(rows)]
+    drawn = torch.rand(rows, generator=torch.Generator().manual_seed(seed))[share(rows)]
     return (drawn.to(probs) <= probs).to(probs)
 
 
@@ -124,7 +124,7 @@ class ProSub(ClassifierMethod):
         known = labeled_cross_entropy(network.logits(labeled), batch.labeled.classes)
         basis = subspace_basis(model.prototypes)
         scores = subspace_scores(weak, basis)
-        inside = id_draw(model.mixture(scores, doubt=DOUBT), batch.step)
+        inside = id_draw(model.mixture(scores, doubt=DOUBT), batch.seed)
         targets = hard_targets(network.logits(weak).softmax(dim=1), self.confidence)
         mask = targets.mask * inside
         pseudo = masked_mean(F.cross_entropy(network.logits(strong), targets.classes, reduction="none"), mask)

@@ -87,7 +87,7 @@ class RealMix(ClassifierMethod):
         assert isinstance(model, Averaged)
         network, views = model.network, (batch.views["weak1"], batch.views["weak2"])
         guess = self.guess(network, views)
-        mixed = mixed_batch(batch.labeled, views, guess, step=batch.step, alpha=self.mixup)
+        mixed = mixed_batch(batch.labeled, views, guess, seed=batch.seed, alpha=self.mixup)
         labeled, *unlabeled = map(network.logits, network.features(mixed.labeled, *mixed.unlabeled))
         known = self.labeled_loss(labeled, mixed.labels, batch)
         probs = torch.cat(unlabeled).softmax(dim=1)

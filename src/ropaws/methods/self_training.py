@@ -72,14 +72,8 @@ class SelfTraining(ClassifierMethod):
     def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         assert isinstance(model, Taught)
         model.teacher.load(weights)
-        teacher = model.teacher.network.encoder
-        if model.encoder.frozen and model.encoder.backbone_digest() != teacher.backbone_digest():
-            raise ValueError(
-                "model.init: the student's frozen backbone is not that of the teacher, whose classifier"
-                " cannot read its features; train the teacher with --model.frozen too"
-            )
         if self.warm_start:
-            model.encoder.load_state_dict(teacher.state_dict())
+            model.encoder.load_state_dict(model.teacher.network.encoder.state_dict())
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
         assert isinstance(model, Taught)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropaws.data.augment import View
 from ropaws.data.corpus import Images
-from ropaws.data.features import IN_MEMORY, EmbeddedImages, Features, features_of
+from ropaws.data.features import IN_MEMORY, EmbeddedImages, Features, SeveralKinds, features_of
 from ropaws.models.encoder import Encoder
 from ropaws.models.heads import ComponentsHead
 
@@ -53,15 +53,20 @@ class DirectedFeatures(Features):
         return torch.cat([self.direct(self.features.views(part, kind)) for part in rows])
 
 
-def in_main_directions(images: Images, encoder: Encoder) -> Images:
+def in_main_directions(images: Images, encoder: Encoder, model: nn.Module | None = None) -> Images:
     """For training: the same images, their cached views already in the directions of the encoder's head.
 
-    As they are, where there are no features, another head, or too many images to hold them.
+    As they are, where there are no features, another head, too many images to hold them, or a head in the
+    model (a teacher's) that has other directions.
     """
     features, head = features_of(images), encoder.projection[0]
     if features is None or not isinstance(head, ComponentsHead) or not head.takes_directions:
         return images
-    if 4 * len(features) * features.view_count * head.out_features > IN_MEMORY:
+    kinds = len(features.kinds) if isinstance(features, SeveralKinds) else 1
+    if 4 * len(features) * features.view_count * head.out_features * kinds > IN_MEMORY:
+        return images
+    others = [other for other in (model or encoder).modules() if isinstance(other, ComponentsHead)]
+    if not all(torch.equal(o.mean, head.mean) and torch.equal(o.components, head.components) for o in others):
         return images
     mean, components = head.mean.detach().cpu(), head.components.detach().cpu()
 

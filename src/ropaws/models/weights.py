@@ -19,12 +19,19 @@ PREFIXES = (
     "model.",
     "module.encoder.",
     "encoder.backbone.",
+    "average.module.encoder.backbone.",  # of runs with a moving average: it is what predicts
     "network.encoder.backbone.",
     "backbone.body.",
     "encoder.backbone.body.",
+    "average.module.encoder.backbone.body.",
     "network.encoder.backbone.body.",
 )
-PROJECTIONS = ("projection.", "encoder.projection.", "network.encoder.projection.")
+PROJECTIONS = (
+    "projection.",
+    "encoder.projection.",
+    "average.module.encoder.projection.",
+    "network.encoder.projection.",
+)
 WRAPPERS = ("state_dict", "model", "model_state_dict", "encoder")  # dictionaries around the weights
 SHOWN = 3
 

@@ -5,9 +5,10 @@ are those of the checkpoint that is best on the test set, OpenCoS's the median o
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ropaws.config import RunConfig
+from ropaws.methods import IOMatch, Method, OpenMatch, ProSub
 from ropaws.naming import nearest
 from ropaws.recipes.paper import cifar
 
@@ -26,6 +27,8 @@ class Protocol:
     published: Figures
     selection: str = ""  # how the published figures were chosen
     batch: int = 256
+    methods: Mapping[str, Method] = field(default_factory=dict)  # settings of the papers there, by method
+    weight_decay: float | None = None  # of the FixMatch family there, where it is not that of CIFAR-10
 
     def base(self, labels: int, source: str) -> RunConfig:
         """The settings at full scale: those of the paper's CIFAR runs."""
@@ -36,7 +39,24 @@ class Protocol:
 def _iomatch(name: str, source: str, published: Figures, *, batch: int = 256) -> Protocol:
     about = f"IOMatch (Li et al., ICCV 2023): {source}, all training images in the pool"
     chosen = "best checkpoint on the test set, three seeds (IOMatch, Table 1)"
-    return Protocol(name, about, (source,), (4, 25), (50_000,), published, chosen, batch)
+    hundred = "cifar100" in source
+    methods: dict[str, Method] = {
+        "iomatch": IOMatch(alignment=128),
+        "openmatch": OpenMatch(consistency_weight=1.0),
+        "prosub": ProSub(self_weight=15.0),
+    }
+    return Protocol(
+        name,
+        about,
+        (source,),
+        (4, 25),
+        (50_000,),
+        published,
+        chosen,
+        batch,
+        methods if hundred else {},
+        1e-3 if hundred else None,
+    )
 
 
 def _opencos(source: str, extra: str, published: Mapping[str, str]) -> Protocol:

@@ -1,10 +1,11 @@
 """`ropaws bench`: all cells on one page."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ropaws.report.charts import LINES, line_chart
+from ropaws.report.charts import class_color, line_chart
 from ropaws.report.page import esc, page, plain, table, write_page
 
 COLUMNS = {
@@ -12,13 +13,19 @@ COLUMNS = {
     "balanced_accuracy": "C+1 accuracy",
     "auroc": "AUROC",
     "auroc_unseen": "AUROC unseen",
-    "fpr95": "FPR95",
     "ece": "ECE",
+}
+MORE_COLUMNS = {
+    "fpr95": "FPR95",
+    "fpr95_unseen": "FPR95 unseen",
     "confidence_in": "conf. in",
     "confidence_out": "conf. out",
     "selected": "selected",
     "purity": "purity",
 }
+LEVEL = 5e-4  # difference in accuracy below which methods are level
+SHOWN = 8  # lines of a chart at most
+CONTROL = re.compile(r"(.*?)-?(\d+)x")  # data that differ in the number of out-of-class images alone
 EXPLANATION = """<p class="dim">Percent on unseen test images, mean and standard deviation over draws of
 labels. Accuracy counts in-class images; C+1 accuracy is the mean over the known classes and out-of-class
 images as one more class; AUROC and FPR95 say how well each method's own score tells in-class from
@@ -31,7 +38,7 @@ with its 95 % interval.</p>"""
 
 def write_bench_page(path: Path, content: Mapping[str, Any]) -> None:
     """One self-contained page of results.json."""
-    reference = content["reference"]
+    reference, colors = content["reference"], _colors(content)
     body = [
         "<h1>Methods on equal terms</h1>",
         f'<p class="verdict">{esc(_verdict(content))}</p>',
@@ -39,29 +46,42 @@ def write_bench_page(path: Path, content: Mapping[str, Any]) -> None:
         EXPLANATION.format(reference=esc(reference)),
     ]
     for setting in content["tables"]:
+        failed = [f for f in content["failures"] if (f["data"], f["labels"]) == _key(setting)]
         body += [
-            f"<h2>{esc(setting['data'])}, {setting['labels']} labels per class</h2>",
+            f"<h2>{esc(setting['data'])}, {esc(setting['labels'])} labels per class</h2>",
             f"<p>{esc(_data(content['data'].get(setting['data'], {})))}</p>",
-            setting_table(setting, reference),
-            _charts(setting, reference),
+            setting_table(setting, reference, failed),
+            _charts(setting, reference, colors),
+            f"<details><summary>More figures</summary>{more_table(setting)}</details>",
         ]
-    body += [_control(content), _published(content), _given(content)]
-    if content["failures"]:
-        lines = "".join(f"<li>{esc(line)}</li>" for line in content["failures"])
-        body.append(f'<div class="missing"><h2>Failed</h2><ul>{lines}</ul></div>')
+    body += [_control(content, colors), _published(content), _given(content), _failures(content)]
     write_page(path, page("Benchmark - ropaws", "\n".join(body)))
 
 
+def _key(setting: Mapping[str, Any]) -> tuple[str, int]:
+    return setting["data"], setting["labels"]
+
+
+def _colors(content: Mapping[str, Any]) -> dict[str, str]:
+    """A color for every method, the same in all charts."""
+    names = dict.fromkeys(row["method"] for setting in content["tables"] for row in ordered_rows(setting))
+    return {name: class_color(number) for number, name in enumerate(names)}
+
+
 def _verdict(content: Mapping[str, Any]) -> str:
-    """How often each method is first."""
+    """How often each method is first, or level with the first; those with fewer draws do not count."""
     first: dict[str, int] = {}
     for setting in content["tables"]:
-        best = max(setting["rows"], key=lambda row: row["figures"]["accuracy"]["mean"])
-        first[best["method"]] = first.get(best["method"], 0) + 1
+        draws = max(len(row["seeds"]) for row in setting["rows"])
+        whole = [row for row in setting["rows"] if len(row["seeds"]) == draws]
+        best = max(row["figures"]["accuracy"]["mean"] for row in whole)
+        for row in whole:
+            if row["figures"]["accuracy"]["mean"] >= best - LEVEL:
+                first[row["method"]] = first.get(row["method"], 0) + 1
     if not first:
         return "No cell has ended yet."
     listed = ", ".join(f"{name} {count}" for name, count in sorted(first.items(), key=lambda item: -item[1]))
-    return f"First in accuracy, by number of settings: {listed}."
+    return f"First in accuracy, or level with the first, in {len(content['tables'])} settings: {listed}."
 
 
 def _budget(content: Mapping[str, Any]) -> str:
@@ -89,24 +109,44 @@ def ordered_rows(setting: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(setting["rows"], key=lambda row: -row["figures"]["accuracy"]["mean"])
 
 
-def setting_table(setting: Mapping[str, Any], reference: str) -> str:
+def setting_table(
+    setting: Mapping[str, Any], reference: str, failed: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """The main figures, best accuracy first; a method that failed is a row with its reason."""
     rows = ordered_rows(setting)
     keys = [key for key in COLUMNS if any(key in row["figures"] for row in rows)]
-    head = ["method", *(COLUMNS[key] for key in keys), "images", "seconds", "difference", "draws"]
+    compared = any("difference" in row for row in rows)
+    head = ["method", "accuracy", *([f"minus {reference}"] if compared else []), "draws"]
+    head += [*(COLUMNS[key] for key in keys[1:]), "images", "seconds"]
     own = next((number for number, row in enumerate(rows) if row["method"] == reference), None)
-    return table(head, ([*row_cells(row, keys)] for row in rows), own=own)
-
-
-def row_cells(row: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """A row of a table as text."""
-    return [
-        row["method"],
-        *(shown(row["figures"].get(key)) for key in keys),
-        f"{row['images'] / 1000:,.0f}",
-        f"{row['seconds']:.0f}",
-        difference(row),
-        str(len(row["seeds"])),
+    cells = [
+        [
+            row["method"],
+            shown(row["figures"]["accuracy"]),
+            *([difference(row)] if compared else []),
+            str(len(row["seeds"])),
+            *(shown(row["figures"].get(key)) for key in keys[1:]),
+            images_shown(row),
+            f"{row['seconds']:.0f}",
+        ]
+        for row in rows
     ]
+    reasons = {(f["method"], f["reason"]): f for f in failed}
+    cells += [[method, f"failed: {reason}", *["-"] * (len(head) - 2)] for method, reason in reasons]
+    return f'<div class="figures">{table(head, cells, own=own)}</div>'
+
+
+def more_table(setting: Mapping[str, Any]) -> str:
+    """Further figures of the same rows."""
+    rows = ordered_rows(setting)
+    keys = [key for key in MORE_COLUMNS if any(key in row["figures"] for row in rows)]
+    cells = [[row["method"], *(shown(row["figures"].get(key)) for key in keys)] for row in rows]
+    return table(["method", *(MORE_COLUMNS[key] for key in keys)], cells)
+
+
+def images_shown(row: Mapping[str, Any]) -> str:
+    """Views that the network was shown: 1,358 or 167k."""
+    return f"{row['images'] / 1000:,.0f}k" if row["images"] >= 10_000 else f"{row['images']:,.0f}"
 
 
 def shown(figure: Mapping[str, float | None] | None) -> str:
@@ -128,61 +168,85 @@ def difference(row: Mapping[str, Any]) -> str:
     )
 
 
-def _charts(setting: Mapping[str, Any], reference: str) -> str:
+def _charts(setting: Mapping[str, Any], reference: str, colors: Mapping[str, str]) -> str:
     """Accuracy against images seen, selected share and purity over training, of the best methods."""
-    best = [row for row in ordered_rows(setting) if row["curve"]][: len(LINES)]
-    if (own := next((row for row in setting["rows"] if row["method"] == reference), None)) is not None:
-        best = best if own in best or not own["curve"] else [*best[:-1], own]
-    curves = {row["method"]: [(x / 1000, 100 * y) for x, y in row["curve"]] for row in best}
+    curves = {
+        row["method"]: [(x / 1000, 100 * y) for x, y in row["curve"]]
+        for row in _best(setting, "curve", reference)
+        if len(row["curve"]) > 1
+    }
     charts = []
-    if any(curves.values()):
-        charts.append(line_chart(curves, x_label="images seen, thousands", y_label="accuracy"))
-    choosers = [row for row in ordered_rows(setting) if row["selection"]][: len(LINES)]
-    for column, label in ((1, "selected share of the pool"), (2, "in-class share of the selected")):
+    if curves:
+        charts.append(line_chart(curves, x_label="images seen, thousands", y_label="accuracy", colors=colors))
+    for column, label in ((1, "selected share of the batch"), (2, "in-class share of the selected")):
         series = {
-            row["method"]: [
-                (100 * point[0], 100 * point[column])
-                for point in row["selection"]
-                if point[column] is not None
-            ]
-            for row in choosers
+            row["method"]: [(100 * p[0], 100 * p[column]) for p in row["selection"] if p[column] is not None]
+            for row in _best(setting, "selection", reference)
         }
         if any(series.values()):
-            charts.append(line_chart(series, x_label="percent of training", y_label=label, y=(0, 100)))
-    return f'<div class="columns">{"".join(f"<figure>{chart}</figure>" for chart in charts)}</div>'
+            charts.append(
+                line_chart(series, x_label="percent of training", y_label=label, y=(0, 100), colors=colors)
+            )
+    if not charts:
+        return ""
+    note = f'<p class="dim">Charts show the {SHOWN} most accurate methods that have a curve.</p>'
+    return f'<div class="columns">{"".join(f"<figure>{chart}</figure>" for chart in charts)}</div>{note}'
 
 
-def _control(content: Mapping[str, Any]) -> str:
+def _best(setting: Mapping[str, Any], what: str, reference: str) -> list[Mapping[str, Any]]:
+    """The most accurate methods that have such points, and the reference among them."""
+    having = [row for row in ordered_rows(setting) if row[what]]
+    own = [row for row in having if row["method"] == reference]
+    return having[:SHOWN] if not own or own[0] in having[:SHOWN] else [*having[: SHOWN - 1], *own]
+
+
+def _control(content: Mapping[str, Any], colors: Mapping[str, str]) -> str:
     """Accuracy against the number of out-of-class images, where the in-class part stays the same."""
     parts = []
-    for labels in sorted({setting["labels"] for setting in content["tables"]}):
-        found = [setting for setting in content["tables"] if setting["labels"] == labels]
-        facts = [content["data"].get(setting["data"], {}) for setting in found]
-        fixed = len({fact.get("in_class") for fact in facts}) == 1
-        amounts = [fact.get("out_of_class") for fact in facts]
-        if len(found) < 3 or not fixed or len(set(amounts)) < 3:
+    groups: dict[tuple[str, int], list[tuple[float, Mapping[str, Any]]]] = {}
+    for setting in content["tables"]:
+        facts = content["data"].get(setting["data"], {})
+        if (match := CONTROL.fullmatch(setting["data"])) and facts.get("in_class"):
+            times = facts["out_of_class"] / facts["in_class"]
+            groups.setdefault((match[1], setting["labels"]), []).append((times, setting))
+    for (name, labels), found in groups.items():
+        places = sorted({times for times, _ in found})
+        if len(places) < 2:
             continue
         series: dict[str, list[tuple[float, float]]] = {}
-        for setting, amount in sorted(zip(found, amounts, strict=True), key=lambda item: item[1]):
-            for row in ordered_rows(setting):
-                times = amount / facts[0]["in_class"]
-                mean = 100 * row["figures"]["accuracy"]["mean"]
-                series.setdefault(row["method"], []).append((times, mean))
+        for times, setting in sorted(found, key=lambda item: item[0]):
+            for row in setting["rows"]:
+                point = (times, 100 * row["figures"]["accuracy"]["mean"])
+                series.setdefault(row["method"], []).append(point)
         names = sorted(series, key=lambda name: -series[name][-1][1])
+        rows = [[name, *_control_cells(dict(series[name]), places)] for name in names]
         chart = line_chart(
-            {name: series[name] for name in names[: len(LINES)]},
+            {name: series[name] for name in names[:SHOWN]},
             x_label="out-of-class images per in-class image",
             y_label="accuracy",
+            colors=colors,
         )
-        changes = {name: points[-1][1] - points[0][1] for name, points in series.items()}
-        rows = [[name, *(f"{y:.1f}" for _, y in series[name]), f"{changes[name]:+.1f}"] for name in names]
-        times = sorted({point[0] for points in series.values() for point in points})
-        head = ["method", *(f"{x:g}x" for x in times), "change"]
+        head = ["method", *(f"{times:g}x" for times in places), "change"]
         parts.append(
-            f"<h2>More out-of-class images, {labels} labels per class</h2>"
+            f"<h2>More out-of-class images: {esc(name)}, {esc(labels)} labels per class</h2>"
             f"<p>The in-class part of the pool stays the same.</p><figure>{chart}</figure>{table(head, rows)}"
         )
     return "".join(parts)
+
+
+def _control_cells(points: Mapping[float, float], places: Sequence[float]) -> list[str]:
+    cells = [f"{points[place]:.1f}" if place in points else "-" for place in places]
+    whole = places[0] in points and places[-1] in points
+    return [*cells, f"{points[places[-1]] - points[places[0]]:+.1f}" if whole else "-"]
+
+
+def _failures(content: Mapping[str, Any]) -> str:
+    if not content["failures"]:
+        return ""
+    head = ["method", "data", "labels", "seed", "reason", "more in"]
+    keys = ("method", "data", "labels", "seed", "reason", "file")
+    rows = [[failure[key] for key in keys] for failure in content["failures"]]
+    return f'<div class="missing"><h2>Failed</h2>{table(head, rows)}</div>'
 
 
 def _published(content: Mapping[str, Any]) -> str:

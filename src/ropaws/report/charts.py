@@ -78,8 +78,12 @@ def line_chart(
     x_label: str,
     y_label: str,
     y: tuple[float, float] | None = None,
+    colors: Mapping[str, str] | None = None,
 ) -> str:
-    """Lines over one axis; those without a point are left out."""
+    """Lines over one axis; those without a point are left out.
+
+    colors: by name, where several charts of a page show the same things; a legend is always there then.
+    """
     series = {name: points for name, points in series.items() if points}
     xs = [point[0] for points in series.values() for point in points]
     ys = [point[1] for points in series.values() for point in points]
@@ -91,7 +95,7 @@ def line_chart(
     for number, (name, points) in enumerate(series.items()):
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (axes.at(*point) for point in points))
         last = points[-1][1]
-        color = LINES[number % len(LINES)]
+        color = LINES[number % len(LINES)] if colors is None else colors[name]
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8">'
             f"<title>{esc(name)}: {last:.4g} at the end</title></polyline>"
@@ -103,7 +107,9 @@ def line_chart(
                 for (a, b), (_, v) in zip((axes.at(*point) for point in points), points, strict=True)
             ]
     names = {name: LINES[number % len(LINES)] for number, name in enumerate(series)}
-    return _svg("".join(parts), y_label) + (legend(names) if len(series) > 1 else "")
+    if colors is not None:
+        names = {name: colors[name] for name in series}
+    return _svg("".join(parts), y_label) + (legend(names) if len(series) > 1 or colors else "")
 
 
 def error_chart(

@@ -195,7 +195,7 @@ def _start_head(corpus: Corpus, encoder: Encoder) -> None:
 
 
 def stream_of(config: RunConfig, parts: Parts) -> BatchStream:
-    images = in_main_directions(parts.corpus.train_images, encoder_of(parts.model))
+    images = in_main_directions(parts.corpus.train_images, encoder_of(parts.model), parts.model)
     if isinstance(images, torch.Tensor):
         images = images.to(parts.device)
     split = parts.facts.split
