@@ -32,8 +32,8 @@ images as one more class; AUROC and FPR95 say how well each method's own score t
 out-of-class images, of the kinds in the pool and of kinds that were never in it (unseen); ECE is the
 calibration error in-class; selected is the share of the unlabeled batch that is learned from in the last
 tenth of training, purity the share of that which is in-class. Images are views that the network was shown in
-training, in thousands. The difference is accuracy minus that of {reference} on the same draws, in points,
-with its 95 % interval.</p>"""
+training. The difference is accuracy minus that of {reference} on the same draws, in points, with its 95 %
+interval.</p>"""
 
 
 def write_bench_page(path: Path, content: Mapping[str, Any]) -> None:
