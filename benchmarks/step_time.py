@@ -14,11 +14,11 @@ import gc
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved, median_ratio, write_results
+from timing import interleaved, median_ratio, read_results, write_results
 from torch import nn
 
 from ropaws import recipes
@@ -115,8 +115,8 @@ def method_steps(name: str) -> dict[str, Callable[[], None]]:
     def step_of(encoder: nn.Module) -> Callable[[], None]:
         model = method.build(encoder, classes=10, pool=len(images))
         optimizer = torch.optim.SGD((w for w in model.parameters() if w.requires_grad), lr=0.0)
-        with torch.no_grad():
-            if method.needs_init == "" and isinstance(encoder.backbone, NoBackbone):
+        if type(method).before_epoch is not Method.before_epoch:
+            with torch.no_grad():
                 method.before_epoch(model.eval(), stream.whole_pool(0))
         model.train()
 
@@ -142,16 +142,16 @@ def method_steps(name: str) -> dict[str, Callable[[], None]]:
     return {"step": step_of(network), "loss": step_of(light)}
 
 
-def method_costs(turns: int) -> dict[str, dict[str, float]]:
-    """Seconds of a step, and the share of it that is loss and heads, of every method."""
-    costs = {}
-    for name in METHOD_NAMES:
-        seconds = interleaved(method_steps(name), turns)
+def method_costs(names: Sequence[str], turns: int) -> None:
+    """Seconds of a step, and the share of it that is loss and heads, of methods; written one by one."""
+    costs = read_results("step_time").get("methods", {})
+    for name in names:
+        seconds = interleaved(method_steps(name), turns, warm_up=1 if turns > 1 else 0)
         step, loss = (statistics.median(seconds[part]) for part in ("step", "loss"))
         costs[name] = {"seconds": round(step, 3), "loss_share": round(loss / step, 4)}
         print(name, costs[name], flush=True)
+        write_results("step_time", {"methods": costs})
         gc.collect()
-    return costs
 
 
 def loss_parts(
@@ -211,6 +211,7 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=["memory", "cifar", "imagenet", "methods"], help="measure one part anew"
     )
+    parser.add_argument("--names", nargs="+", default=list(METHOD_NAMES), help="with --only methods: these")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
@@ -225,7 +226,7 @@ def main() -> None:
         write_results("step_time", {"cifar_step": summary(interleaved(steps, options.repeats))})
     gc.collect()
     if options.only in (None, "methods"):
-        write_results("step_time", {"methods": method_costs(max(1, options.repeats // 2))})
+        method_costs(options.names, max(1, options.repeats // 2))
     if options.only in (None, "imagenet"):
         imagenet = loss_parts(unlabeled=4096, classes=960, images=7, dims=2048, crops=6)
         turns = max(3, options.repeats // 2)

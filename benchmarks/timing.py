@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +32,13 @@ def median_ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
+def read_results(name: str) -> dict[str, Any]:
+    """What benchmarks/results/<name>.json has already."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
 def write_results(name: str, results: dict[str, object]) -> None:
     """Show and put into benchmarks/results/<name>.json, with what it was measured on."""
     for key, value in results.items():
@@ -43,6 +51,5 @@ def write_results(name: str, results: dict[str, object]) -> None:
         "python": platform.python_version(),
     }
     path = RESULTS / f"{name}.json"
-    before = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**before, **results, "machine": machine}, indent=2) + "\n")
+    path.write_text(json.dumps({**read_results(name), **results, "machine": machine}, indent=2) + "\n")
     print(f"written: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
