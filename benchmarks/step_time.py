@@ -23,6 +23,7 @@ from torch import nn
 
 from ropaws import recipes
 from ropaws.batch import Batch, Embeddings, Support
+from ropaws.config import RunConfig
 from ropaws.data.corpus import measure_normalization
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.methods import METHODS as METHOD_NAMES
@@ -38,6 +39,18 @@ METHODS: dict[str, Method] = {
 }
 
 
+def stream_of(config: RunConfig, method: Method, data: TrainingData) -> BatchStream:
+    return BatchStream(
+        data,
+        method.views(config.augment),
+        method.labeled_view(config.augment),
+        config.support,
+        config.train.batch,
+        seed=0,
+        size=config.augment.size,
+    )
+
+
 def training_steps(recipe: str, *, channels: int, size: int, classes: int) -> dict[str, Callable[[], None]]:
     """One full step per method on random images: views, forward, loss, backward, LARS."""
     config = recipes.get(recipe)
@@ -47,15 +60,7 @@ def training_steps(recipe: str, *, channels: int, size: int, classes: int) -> di
     data = TrainingData(images, indices, indices % classes, measure_normalization(images))
 
     def step_of(method: Method) -> Callable[[], None]:
-        stream = BatchStream(
-            data,
-            method.views(config.augment),
-            method.labeled_view(config.augment),
-            config.support,
-            config.train.batch,
-            seed=0,
-            size=config.augment.size,
-        )
+        stream = stream_of(config, method, data)
         encoder = build_encoder(config.model, channels=channels, autocast=half)
         model = method.build(encoder, classes=classes, pool=len(images))
         optimizer = LARS(model.parameters(), lr=0.1)
@@ -102,15 +107,7 @@ def method_steps(name: str) -> dict[str, Callable[[], None]]:
     images = torch.randint(0, 256, (4000, 3, 32, 32), dtype=torch.uint8)
     indices = torch.arange(4000)
     data = TrainingData(images, indices, indices % 10, measure_normalization(images))
-    stream = BatchStream(
-        data,
-        method.views(config.augment),
-        method.labeled_view(config.augment),
-        config.support,
-        config.train.batch,
-        seed=0,
-        size=config.augment.size,
-    )
+    stream = stream_of(config, method, data)
 
     def step_of(encoder: nn.Module) -> Callable[[], None]:
         model = method.build(encoder, classes=10, pool=len(images))

@@ -209,16 +209,7 @@ def pretrained_view(train: Listing, gpu: bool, model: ModelConfig) -> tuple[Augm
         why = f"the typical image's shorter side is {typical:.0f} px, and views have 96 to {most}"
     else:
         size, why = _choose_size(sides, gpu)[0], f"the typical image's shorter side is {typical:.0f} px"
-    view = AugmentConfig(
-        size=size,
-        scale=(0.5, 1.0),
-        small_crops=2,
-        small_size=size,
-        small_scale=(0.5, 1.0),
-        solarize=0.0,
-        equalize=0.0,
-        interpolation="bilinear" if expected is None else expected.interpolation,
-    )
+    view = feature_head.cached_view(size, "bilinear" if expected is None else expected.interpolation)
     return view, min(round(size * 8 / 7), max(32, round(largest))), f"views of {size} px: {why}"
 
 

@@ -135,6 +135,21 @@ def test_a_damaged_result_is_made_again(done, tmp_path, damage, monkeypatch, cap
     assert read_json(path)["method"] == "supervised"
 
 
+def test_cells_of_other_settings_of_a_method_are_refused(done, tmp_path):
+    """Of an edited method of one's own, or of another version: they would be averaged with new ones."""
+    options, _ = done
+    out = tmp_path / "out"
+    shutil.copytree(options.out, out)
+    path = Cell(Data(options.data[0]), 2, 1, "fixmatch").folder(out) / "result.json"
+    result = read_json(path)
+    result["given"][0]["method"]["confidence"] = 0.5
+    path.write_text(json.dumps(result))
+    with pytest.raises(
+        ValueError, match=r"cells of fixmatch with other settings: fixmatch.confidence was 0.5"
+    ):
+        run_bench(replace(options, out=out), QUIET)
+
+
 def test_other_data_of_the_same_name_are_refused(done, data, tmp_path):
     options, _ = done
     other = tiny.write_data(tmp_path / "stripes.npz", seed=1)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import AugmentConfig
 from ropaws.distributed import Place
-from ropaws.methods import FineTune, LabeledEmbeddings, fine_tune
+from ropaws.methods import FineTune, LabeledEmbeddings, row_losses
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.training.loop import fit
 from ropaws.training.optim import OptimConfig, build_optimizer
@@ -98,8 +98,8 @@ def test_two_processes_with_unequal_rows_have_the_loss_and_gradient_of_one(monke
         return loss.detach(), torch.autograd.grad(loss, model.linear.weight)[0]
 
     one, slope = run(slice(None))
-    monkeypatch.setattr(fine_tune, "place", lambda: Place(0, 2))
-    monkeypatch.setattr(fine_tune, "gather_constants", lambda _: torch.empty(8))
+    monkeypatch.setattr(row_losses, "place", lambda: Place(0, 2))
+    monkeypatch.setattr(row_losses, "sum_constants", lambda _: torch.tensor(8.0))
     parts = [run(slice(0, 5)), run(slice(5, 8))]
     torch.testing.assert_close(sum(loss for loss, _ in parts) / 2, one)
     torch.testing.assert_close(sum(gradient for _, gradient in parts) / 2, slope)

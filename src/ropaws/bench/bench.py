@@ -1,7 +1,6 @@
 """`ropaws bench`: methods x data x labels x seeds, on equal terms, into one folder."""
 
 import functools
-import hashlib
 import os
 import signal
 import time
@@ -17,21 +16,18 @@ from rich.live import Live
 from rich.table import Table
 
 from ropaws import __version__
-from ropaws.bench.cells import RESULT, Budget, Cell, read_result, run_cell
-from ropaws.bench.entries import check_entries, plain_name
+from ropaws.bench.cells import Budget, Cell, method_settings, run_cell
+from ropaws.bench.entries import JUDGES, check_entries, phases_of, plain_name
+from ropaws.bench.folder import RESULTS, Book, open_folder, task_facts
 from ropaws.bench.summary import REFERENCE, summarize
 from ropaws.bench.tasks import Data, Network, Task
-from ropaws.bench.workers import Done, run_all
+from ropaws.bench.workers import run_all
 from ropaws.config import differences
 from ropaws.methods import import_method
 from ropaws.recipes.protocols import Protocol, get_protocol
-from ropaws.report.bench_page import ordered_rows, shown, write_bench_page
-from ropaws.runs.atomic import read_json, write_json, write_text
-from ropaws.runs.facts import digest_images
-from ropaws.runs.images import fingerprint
+from ropaws.report.bench_page import ordered_rows, shown
 from ropaws.runs.layout import REPORT
 
-SETTINGS, RESULTS, ERROR = "bench.json", "results.json", "error.txt"
 METHODS = (
     "supervised",
     "cross-entropy",
@@ -143,8 +139,8 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
     for data in sources:  # its errors, before anything is written
         task = data.load()
         _check_labels(task, bench.labels)
-        found[data.name] = _facts(task)
-    facts = _open_folder(bench, found)
+        found[data.name] = task_facts(task)
+    facts = open_folder(bench.out, _settings(bench), found)
     cells = [
         Cell(data, labels, seed, plain_name(method))
         for data in sources
@@ -152,8 +148,9 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
         for seed in range(bench.seeds)
         for method in bench.methods
     ]
-    book = Book(bench, protocol, facts, console)
+    book = Book(bench.out, _head(bench, protocol, facts), list(map(plain_name, bench.methods)), console)
     waiting = [cell for cell in cells if not book.has(cell)]
+    _check_methods(bench, protocol, book)
     if len(waiting) < len(cells):
         console.print(f"{len(cells) - len(waiting)} of {len(cells)} cells are done already", highlight=False)
     try:
@@ -186,6 +183,55 @@ def _with_defaults(bench: Bench, protocol: Protocol | None) -> Bench:
     return replace(bench, data=protocol.sources, labels=labels, steps=steps)
 
 
+def _settings(bench: Bench) -> dict[str, Any]:
+    """What all cells of a folder share; methods, data, labels and seeds may be added."""
+    return {
+        "network": bench.network,
+        "steps": bench.budget.steps,
+        "equal": bench.equal,
+        "seconds": bench.budget.seconds,
+        "curve": bench.curve,
+        "unseen": [str(path) for path in bench.unseen],
+        "protocol": bench.protocol,
+    }
+
+
+def _head(bench: Bench, protocol: Protocol | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What results.json says of the whole bench."""
+    published = None if protocol is None else {"name": protocol.name, "published": protocol.published}
+    return {
+        "ropaws": __version__,
+        "torch": torch.__version__,
+        "network": bench.network,
+        "equal": bench.equal,
+        "budget": {"steps": bench.budget.steps, "seconds": bench.budget.seconds},
+        "fairness": FAIRNESS,
+        "protocol": published,
+        "reference": REFERENCE,
+        "data": {
+            name: {key: value for key, value in found.items() if key != "digest"}
+            for name, found in facts.items()
+        },
+    }
+
+
+def _check_methods(bench: Bench, protocol: Protocol | None, book: Book) -> None:
+    """Cells of earlier calls must have had the settings that these methods have now."""
+    frozen = bench.network == "pretrained"
+    for name in map(plain_name, bench.methods):
+        if name in JUDGES:
+            continue
+        phases = phases_of(name, frozen=frozen, given=None if protocol is None else protocol.methods)
+        now = {phase.name: method_settings(phase.method) for phase in phases}
+        for result in book.results.values():
+            before = {phase["phase"]: phase["method"] for phase in result["given"]}
+            if result["method"] == name and (changed := differences(before, now)):
+                raise ValueError(
+                    f"{bench.out} has cells of {name} with other settings: {'; '.join(changed)}."
+                    " Choose another --out, or delete its cells"
+                )
+
+
 def _check_names(sources: Sequence[Data]) -> None:
     """Results are kept by the name of the data."""
     names = [data.name for data in sources]
@@ -200,67 +246,6 @@ def _check_labels(task: Task, labels: Sequence[int]) -> None:
         raise ValueError(
             f"--labels {max(labels)}: a class of {task.name} has {int(counts.min())} images; ask for fewer"
         )
-
-
-def _facts(task: Task) -> dict[str, Any]:
-    """What the page says of the data, and a digest of all images and labels."""
-    state = hashlib.blake2b(digest_images(task.corpus.train_images).encode(), digest_size=16)
-    state.update(bytes(fingerprint(task.corpus).tolist()))
-    return {
-        "classes": len(task.corpus.class_names),
-        "in_class": int(task.in_class.sum()),
-        "out_of_class": int((~task.in_class).sum()),
-        "tests": int((task.corpus.test_labels >= 0).sum()),
-        "out_tests": int((task.corpus.test_labels < 0).sum()) - task.unseen,
-        "unseen_tests": task.unseen,
-        "digest": state.hexdigest(),
-    }
-
-
-def _open_folder(bench: Bench, facts: dict[str, Any]) -> dict[str, Any]:
-    """Check that the folder has cells of the same settings and data. Returns the facts of all its data.
-
-    Methods, data, labels and seeds may be added.
-    """
-    settings = {
-        "network": bench.network,
-        "steps": bench.budget.steps,
-        "equal": bench.equal,
-        "seconds": bench.budget.seconds,
-        "curve": bench.curve,
-        "unseen": [str(path) for path in bench.unseen],
-        "protocol": bench.protocol,
-    }
-    path = bench.out / SETTINGS
-    if bench.out.exists() and not bench.out.is_dir():
-        raise ValueError(f"--out: {bench.out} is not a folder; name another")
-    if (bench.out / "cells").is_dir() or path.exists():
-        earlier = _read_settings(path)
-        known = earlier.pop("data", {})
-        changed = differences(earlier, settings)
-        changed += [
-            f"{name} had other images or labels"
-            for name, found in facts.items()
-            if name in known and known[name].get("digest") != found["digest"]
-        ]
-        if changed:
-            raise ValueError(
-                f"{bench.out} is a bench of other settings: {'; '.join(changed)}. Choose another --out"
-            )
-        facts = known | facts
-    bench.out.mkdir(parents=True, exist_ok=True)
-    write_json(path, {**settings, "data": facts})
-    return facts
-
-
-def _read_settings(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("data", {}), dict):
-        raise ValueError(f"{path} is missing or damaged; choose another --out, or delete {path.parent}")
-    return found
 
 
 @contextmanager
@@ -304,84 +289,6 @@ class _Work:
             return run_cell(*arguments)
         base = protocol.base(cell.labels, cell.data.source)
         return run_cell(*arguments, base=base, methods=protocol.methods, weight_decay=protocol.weight_decay)
-
-
-class Book:
-    """All results of a folder, those of earlier calls included, and what has failed in this one."""
-
-    def __init__(
-        self, bench: Bench, protocol: Protocol | None, facts: dict[str, Any], console: Console
-    ) -> None:
-        self.bench, self.protocol, self.facts, self.console = bench, protocol, facts, console
-        self.results: dict[Path, dict[str, Any]] = {}
-        self.failures: list[dict[str, Any]] = []
-        for path in sorted((bench.out / "cells").glob(f"*/*/*/*/{RESULT}")):
-            if (found := read_result(path)) is not None:
-                self.results[path.parent] = found
-            else:
-                console.print(f"{path} is damaged; its cell is run again", highlight=False, soft_wrap=True)
-                path.unlink()
-
-    def has(self, cell: Cell) -> bool:
-        return cell.folder(self.bench.out) in self.results
-
-    def note(self, cell: Cell, done: Done) -> str:
-        """Take down what became of a cell; a line about it."""
-        name = f"{cell.method}, {cell.data.name}, {cell.labels} labels, seed {cell.seed}"
-        folder = cell.folder(self.bench.out)
-        if done.result is not None:
-            self.results[folder] = done.result
-            (folder / ERROR).unlink(missing_ok=True)
-            return f"{name}: accuracy {100 * done.result['figures']['accuracy']:.1f} %"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / ERROR, f"{done.reason}\n{done.details}")
-        self.failures.append(
-            {
-                "method": cell.method,
-                "data": cell.data.name,
-                "labels": cell.labels,
-                "seed": cell.seed,
-                "reason": done.reason,
-                "file": str((folder / ERROR).relative_to(self.bench.out)),
-            }
-        )
-        return f"{name}: failed ({done.reason})"
-
-    def ordered(self) -> list[dict[str, Any]]:
-        """By data and labels; methods in the order of the call, then those of earlier calls."""
-        order = {plain_name(name): number for number, name in enumerate(self.bench.methods)}
-        last = len(order)
-        return sorted(
-            self.results.values(),
-            key=lambda r: (r["data"], r["labels"], order.get(r["method"], last), r["method"], r["seed"]),
-        )
-
-    def write(self) -> dict[str, Any]:
-        """results.json and the page."""
-        bench, budget, results = self.bench, self.bench.budget, self.ordered()
-        figures = ("data", "labels", "seed", "method", "figures")
-        content = {
-            "ropaws": __version__,
-            "torch": torch.__version__,
-            "network": bench.network,
-            "equal": bench.equal,
-            "budget": {"steps": budget.steps, "seconds": budget.seconds},
-            "fairness": FAIRNESS,
-            "protocol": None
-            if self.protocol is None
-            else {"name": self.protocol.name, "published": self.protocol.published},
-            "reference": REFERENCE,
-            "data": {
-                name: {key: value for key, value in facts.items() if key != "digest"}
-                for name, facts in self.facts.items()
-            },
-            "tables": summarize(results),
-            "cells": [{key: result[key] for key in figures} for result in results],
-            "failures": self.failures,
-        }
-        write_json(bench.out / RESULTS, content)
-        write_bench_page(bench.out / REPORT, content)
-        return content
 
 
 def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], book: Book) -> None:

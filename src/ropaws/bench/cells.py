@@ -221,15 +221,20 @@ def _metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
 
 
+def method_settings(method: Method) -> dict[str, Any]:
+    """The fields of a method as plain values."""
+    plain = to_json(RunConfig(method=method))["method"]
+    return {name: value for name, value in plain.items() if name != "name"}
+
+
 def _given(config: RunConfig, phase: Phase, steps: int) -> dict[str, Any]:
     """What a method was given, for the page."""
-    plain = to_json(config)
     return {
         "phase": phase.name,
         "steps": steps,
         "batch": config.train.batch,
-        "method": {name: value for name, value in plain["method"].items() if name != "name"},
-        "optim": plain["optim"],
+        "method": method_settings(config.method),
+        "optim": to_json(config)["optim"],
         "views": {role: type(v).__name__ for role, v in config.method.views(config.augment).items()},
     }
 

@@ -58,8 +58,10 @@ class Data:
         truth = pool_truth(corpus, self.config())
         in_class = truth >= 0  # of a file of its own: what has no class is out-of-class
         extra = [_read_unseen(path, "images", corpus) for path in self.unseen]
-        if self.source.endswith(".npz") and "unseen_images" in np.load(self.source).files:
-            extra.append(_read_unseen(Path(self.source), "unseen_images", corpus))
+        if self.source.endswith(".npz"):
+            with np.load(self.source, allow_pickle=False) as arrays:
+                has_own = "unseen_images" in arrays
+            extra += [_read_unseen(Path(self.source), "unseen_images", corpus)] if has_own else []
         unseen = sum(len(images) for images in extra)
         tests = torch.cat([in_memory(corpus.test_images), *extra])
         labels = torch.cat([corpus.test_labels, torch.full((unseen,), UNKNOWN)])
@@ -91,16 +93,7 @@ def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, 
                 projection_dims=feature_head.DIMS,
             ),
             data=data,
-            augment=AugmentConfig(
-                size=FEATURE_SIZE,
-                scale=(0.5, 1.0),
-                small_crops=2,
-                small_size=FEATURE_SIZE,
-                small_scale=(0.5, 1.0),
-                solarize=0.0,
-                equalize=0.0,
-                interpolation="bicubic",
-            ),
+            augment=feature_head.cached_view(FEATURE_SIZE, "bicubic"),
             support=feature_head.head_support([labels] * classes),
             optim=feature_head.OPTIM,
             train=TrainConfig(

@@ -19,7 +19,7 @@ class SupportConfig:
     classes: int | None = None
     """Classes per batch, sampled at each step; None for all of them."""
     images_per_class: int = 16
-    """Images per class; sampled with replacement where a class has fewer labels."""
+    """Images per class; sampled with replacement where there are fewer labels."""
     views: int = 8
     """Random views of each image."""
     unique_classes_per_process: bool = False

@@ -40,7 +40,7 @@ def _posterior(kernel: Tensor, beliefs: Tensor) -> Tensor:
     """p(y|x) ~ p(x|y) = sum_j k(x, x_j) p(y|x_j) / sum_j p(y|x_j)
 
     Without the denominator the class with the most belief takes every point: with gamma = 1 / d the kernel
-    of unit rows is nearly flat, and what a class has in all outweighs where it has it.
+    of unit rows is nearly flat, and the whole belief in a class outweighs where it lies.
     """
     densities = kernel @ (beliefs / beliefs.sum(dim=0).clamp_min(torch.finfo(beliefs.dtype).tiny))
     return densities / densities.sum(dim=1, keepdim=True)

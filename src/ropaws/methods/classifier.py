@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ropaws.batch import Outputs
 from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import WeakView
-from ropaws.distributed import gather_constants, place
+from ropaws.data.rand_augment import StrongView, WeakView
 from ropaws.methods.method import Method, check_share
+from ropaws.methods.row_losses import row_mean
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.models import Encoder
 from ropaws.models.ema import EMA
@@ -111,6 +111,11 @@ class ClassifierMethod(Method):
         return 0.5
 
 
+def weak_and_strong(augment: AugmentConfig) -> dict[str, View]:
+    """The views of FixMatch and its relatives, by role."""
+    return {"weak": WeakView(size=augment.size), "strong": StrongView(size=augment.size)}
+
+
 def linear(dims: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     """A linear layer that starts as in the FixMatch family: Xavier's normal weights, no bias."""
     layer = nn.Linear(dims, outputs, bias=bias)
@@ -120,15 +125,6 @@ def linear(dims: int, outputs: int, *, bias: bool = True) -> nn.Linear:
     return layer
 
 
-def labeled_mean(values: Tensor) -> Tensor:
-    """Mean over the labeled rows of all processes, which may have different numbers of them.   (s,)  ->  ()
-
-    The mean over processes of what this returns weighs every row alike.
-    """
-    rows = len(gather_constants(values)) / place().size
-    return values.sum() / rows
-
-
 def labeled_cross_entropy(logits: Tensor, classes: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of labeled rows.   logits (s, c), classes (s,)  ->  ()"""
-    return labeled_mean(F.cross_entropy(logits, classes, reduction="none", label_smoothing=smoothing))
+    return row_mean(F.cross_entropy(logits, classes, reduction="none", label_smoothing=smoothing))

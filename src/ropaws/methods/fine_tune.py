@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ropaws.batch import Batch, Losses, Outputs
 from ropaws.data.augment import AugmentConfig, View
-from ropaws.distributed import gather_constants, place
 from ropaws.methods.method import Method
+from ropaws.methods.row_losses import row_mean
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.models import Encoder
 
@@ -38,9 +38,7 @@ class FineTune(Method):
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
         _, logits = model(batch.labeled.images)
-        # Processes may have different numbers of rows; the mean over processes must weigh every row alike.
-        rows = len(gather_constants(batch.labeled.classes)) / place().size
-        loss = F.cross_entropy(logits, batch.labeled.classes, reduction="sum") / rows
+        loss = row_mean(F.cross_entropy(logits, batch.labeled.classes, reduction="none"))
         return Losses(loss, {"cross_entropy": loss.detach()})
 
     def embed(self, model: nn.Module, images: Tensor) -> Tensor:

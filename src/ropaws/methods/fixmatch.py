@@ -20,8 +20,7 @@ from torch import nn
 
 from ropaws.batch import Batch, Losses
 from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import StrongView, WeakView
-from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy
+from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy, weak_and_strong
 from ropaws.methods.method import check_share, check_weight
 from ropaws.methods.pseudo_targets import hard_targets, masked_mean
 
@@ -41,7 +40,7 @@ class FixMatch(ClassifierMethod):
         check_weight(self, "unlabeled_weight")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
-        return {"weak": WeakView(size=augment.size), "strong": StrongView(size=augment.size)}
+        return weak_and_strong(augment)
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
         assert isinstance(model, Averaged)

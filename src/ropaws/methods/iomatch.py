@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 from ropaws.batch import Batch, Losses, Outputs
 from ropaws.methods.alignment import Alignment
-from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy, labeled_mean, linear
+from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy, linear
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_share, check_weight
 from ropaws.methods.one_vs_all import inside_probs, one_vs_all_head, one_vs_all_loss
 from ropaws.methods.pseudo_targets import masked_mean, soft_cross_entropy
+from ropaws.methods.row_losses import row_mean
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.models import Encoder
 
@@ -86,7 +87,7 @@ class IOMatch(FixMatch):
         labeled, weak, strong = model.network.features(batch.labeled.images, *views)
         classes = batch.labeled.classes
         known = labeled_cross_entropy(heads["classes"](labeled), classes)
-        detectors = labeled_mean(one_vs_all_loss(heads["one_vs_all"](heads["projection"](labeled)), classes))
+        detectors = row_mean(one_vs_all_loss(heads["one_vs_all"](heads["projection"](labeled)), classes))
         probs, targets = self.targets(model, weak)
         mask = ((probs.amax(dim=1) >= self.confidence) & (targets[:, -1] < OUTLIER)).to(probs.dtype)
         pseudo = masked_mean(soft_cross_entropy(probs, heads["classes"](strong)), mask)

@@ -33,9 +33,14 @@ from torch import Tensor, nn
 
 from ropaws.batch import Batch, Losses, Support
 from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import StrongView, WeakView
 from ropaws.distributed import all_mean
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    Network,
+    labeled_cross_entropy,
+    weak_and_strong,
+)
 from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.pseudo_targets import masked_mean, sharpened, soft_cross_entropy
 from ropaws.methods.ramps import linear_ramp
@@ -102,7 +107,7 @@ class MPL(ClassifierMethod):
             check_share(self, "baseline")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
-        return {"weak": WeakView(size=augment.size), "strong": StrongView(size=augment.size)}
+        return weak_and_strong(augment)
 
     def build(self, encoder: Encoder, *, classes: int, pool: int) -> nn.Module:
         student, teacher = (

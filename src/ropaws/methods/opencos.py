@@ -40,7 +40,7 @@ from ropaws.data.loaders import PoolPass
 from ropaws.data.rand_augment import WeakView
 from ropaws.distributed import sum_constants
 from ropaws.methods.auxiliary_norms import AuxiliaryNorms
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_mean
+from ropaws.methods.classifier import Averaged, ClassifierMethod, Network
 from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.prototype_split import (
     NOT_CHOSEN,
@@ -52,7 +52,7 @@ from ropaws.methods.prototype_split import (
     top_pseudo_labels,
 )
 from ropaws.methods.pseudo_targets import hard_targets, soft_cross_entropy
-from ropaws.methods.row_losses import kept_mean
+from ropaws.methods.row_losses import row_mean
 from ropaws.methods.two_views import simclr_view
 from ropaws.models import Encoder
 from ropaws.models.weights import PROJECTIONS
@@ -139,7 +139,7 @@ class OpenCoS(ClassifierMethod):
         labeled, sure, learner = map(network.logits, features)
         pseudo = model.pseudo[batch.pool_index[inside]]
         top = pseudo != NOT_CHOSEN
-        known = labeled_mean(
+        known = row_mean(
             F.cross_entropy(
                 torch.cat([labeled, sure[top]]),
                 torch.cat([batch.labeled.classes, pseudo[top]]),
@@ -147,7 +147,7 @@ class OpenCoS(ClassifierMethod):
             )
         )
         targets = hard_targets(sure.softmax(dim=1), self.confidence)
-        consistency = _row_mean(F.cross_entropy(learner, targets.classes, reduction="none") * targets.mask)
+        consistency = row_mean(F.cross_entropy(learner, targets.classes, reduction="none") * targets.mask)
         outside = self.outside_loss(model, weak[~inside], model.soft[batch.pool_index[~inside]])
         total = known + self.unlabeled_weight * consistency + self.soft_weight * outside
         parts = {"cross_entropy": known, "pseudo_label": consistency, "soft_label": outside}
@@ -160,7 +160,7 @@ class OpenCoS(ClassifierMethod):
         if int(sum_constants(torch.tensor(len(images), device=images.device))) < FEWEST_ROWS:
             return targets.sum() * 0.0
         logits = model.network.logits(model.auxiliary(model.network, images))
-        return _row_mean(soft_cross_entropy(targets, logits))
+        return row_mean(soft_cross_entropy(targets, logits))
 
 
 class SplitPool(Averaged):
@@ -181,8 +181,3 @@ class SplitPool(Averaged):
 def _projected(encoder: Encoder, features: Tensor) -> Tensor:
     """Unit rows after the projection head.   (n, f)  ->  (n, d)"""
     return F.normalize(encoder.projection(features), dim=1)
-
-
-def _row_mean(values: Tensor) -> Tensor:
-    """Mean over the rows of all processes, which may have different numbers of them; 0 without any."""
-    return kept_mean(values, torch.ones_like(values))

@@ -31,8 +31,7 @@ from ropaws.batch import Batch, Losses, Outputs
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.loaders import PoolPass
 from ropaws.data.rand_augment import StrongView, WeakView
-from ropaws.distributed import gather_constants, place
-from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy, labeled_mean
+from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_share, check_weight
 from ropaws.methods.one_vs_all import (
@@ -43,6 +42,7 @@ from ropaws.methods.one_vs_all import (
     one_vs_all_loss,
 )
 from ropaws.methods.pseudo_targets import hard_targets
+from ropaws.methods.row_losses import row_mean
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.models import Encoder
 
@@ -52,12 +52,6 @@ INLIER = 0.5  # probability above which the detector of the most likely class le
 def inlier_probs(logits: Tensor, scores: Tensor) -> Tensor:
     """What the detector of the most likely class says.   logits (n, c), scores (n, 2 c)  ->  (n,)"""
     return inside_probs(scores).gather(1, logits.argmax(dim=1, keepdim=True)).squeeze(1)
-
-
-def mean_of_some(values: Tensor) -> Tensor:
-    """Mean over the rows of all processes, which have any number of them; 0 without.   (k,)  ->  ()"""
-    rows = len(gather_constants(values))
-    return values.sum() * place().size / max(1, rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +104,12 @@ class OpenMatch(FixMatch):
         features = network.features(batch.labeled.images, first, second, strong[chosen])
         known = labeled_cross_entropy(network.logits(features[0]), classes)
         labeled, *weak = map(detect, features[:3])
-        detectors = labeled_mean(one_vs_all_loss(labeled, classes))
+        detectors = row_mean(one_vs_all_loss(labeled, classes))
         entropy = torch.stack([decision_entropy(scores) for scores in weak]).mean()
         consistency = decision_distance(*weak).mean()
         targets = hard_targets(network.logits(features[1][chosen]).softmax(dim=1), self.confidence)
         wrong = F.cross_entropy(network.logits(features[3]), targets.classes, reduction="none")
-        pseudo = mean_of_some(wrong * targets.mask)
+        pseudo = row_mean(wrong * targets.mask)
         total = known + detectors + self.entropy_weight * entropy
         total = total + self.consistency_weight * consistency + self.unlabeled_weight * pseudo
         parts = {

@@ -29,10 +29,16 @@ from torch import Tensor, nn
 
 from ropaws.batch import Batch, Losses, Outputs
 from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import StrongView, WeakView
 from ropaws.distributed import gather_constants, place, share
 from ropaws.methods.beta_mixture import BetaMixture
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy, linear
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    Network,
+    labeled_cross_entropy,
+    linear,
+    weak_and_strong,
+)
 from ropaws.methods.method import check_share, check_weight
 from ropaws.methods.pseudo_targets import hard_targets, masked_mean
 from ropaws.methods.soft_nn import LabeledEmbeddings
@@ -107,7 +113,7 @@ class ProSub(ClassifierMethod):
         check_weight(self, "pseudo_weight", "subspace_weight", "self_weight")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
-        return {"weak": WeakView(size=augment.size), "strong": StrongView(size=augment.size)}
+        return weak_and_strong(augment)
 
     def heads(self, dims: int, classes: int) -> dict[str, nn.Module]:
         return {"classes": linear(dims, classes), "self": linear(dims, dims)}

@@ -35,7 +35,7 @@ from ropaws.methods.mixup import mixed_batch
 from ropaws.methods.norm_statistics import kept_norm_statistics
 from ropaws.methods.pseudo_targets import sharpened, soft_cross_entropy
 from ropaws.methods.ramps import linear_ramp
-from ropaws.methods.row_losses import kept_mean
+from ropaws.methods.row_losses import kept_mean, row_mean
 from ropaws.methods.uda import Annealing, annealed_threshold
 
 
@@ -108,6 +108,6 @@ class RealMix(ClassifierMethod):
         """Cross-entropy with mixed labels, of the rows that annealing leaves.   both (s, c)  ->  ()"""
         losses = soft_cross_entropy(labels, logits)
         if self.annealing == "none":
-            return kept_mean(losses, torch.ones_like(losses))
+            return row_mean(losses)
         threshold = annealed_threshold(batch.step / batch.steps, logits.shape[1], self.annealing)
         return kept_mean(losses, annealing_mask(logits.detach().softmax(dim=1), labels, threshold))

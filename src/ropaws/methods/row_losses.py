@@ -1,5 +1,6 @@
-"""Losses of single rows against soft targets, and their mean over the rows that are kept."""
+"""Losses of single rows against soft targets, and means over the rows of all processes."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -22,3 +23,8 @@ def kept_mean(values: Tensor, mask: Tensor) -> Tensor:
     """
     rows = sum_constants(mask.sum()).clamp_min(1) / place().size
     return (values * mask).sum() / rows
+
+
+def row_mean(values: Tensor) -> Tensor:
+    """Mean over the rows of all processes, which may have different numbers of them; 0 without any.   (n,)"""
+    return kept_mean(values, torch.ones_like(values))

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from ropaws.batch import Batch, Losses
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.rand_augment import WeakView
-from ropaws.methods.classifier import ClassifierMethod, Network, labeled_cross_entropy, labeled_mean
+from ropaws.methods.classifier import ClassifierMethod, Network, labeled_cross_entropy
 from ropaws.methods.method import check_positive
-from ropaws.methods.row_losses import kl_divergence
+from ropaws.methods.row_losses import kl_divergence, row_mean
 from ropaws.methods.teacher import TEACHERS, Taught
 from ropaws.models import Encoder
 
@@ -81,6 +81,6 @@ class SelfTraining(ClassifierMethod):
         images = torch.cat([batch.labeled.images, batch.views["weak"]])
         student = network.logits(network(images))
         known = labeled_cross_entropy(student[: len(batch.labeled.classes)], batch.labeled.classes)
-        taught = labeled_mean(distillation(model.teacher(images), student, self.temperature))
+        taught = row_mean(distillation(model.teacher(images), student, self.temperature))
         total = (1 - self.distillation_share) * known + self.distillation_share * taught
         return Losses(total, {"cross_entropy": known.detach(), "distillation": taught.detach()})

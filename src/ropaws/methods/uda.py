@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from ropaws.batch import Batch, Losses
 from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import StrongView, WeakView
-from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy
+from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy, weak_and_strong
 from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.pseudo_targets import hard_targets, masked_mean
 from ropaws.methods.row_losses import kept_mean, kl_divergence
@@ -74,7 +73,7 @@ class UDA(ClassifierMethod):
             raise ValueError(f"method.annealing must be one of {', '.join(known)}, got {self.annealing}")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
-        return {"weak": WeakView(size=augment.size), "strong": StrongView(size=augment.size)}
+        return weak_and_strong(augment)
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
         assert isinstance(model, Averaged)

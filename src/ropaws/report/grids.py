@@ -182,5 +182,5 @@ def suggestions(files: RunFiles) -> str:
 def _item(files: RunFiles, image: int, words: str) -> str:
     """Words beside an image, or alone where there is no thumbnail."""
     key = f"train/{image}"
-    picture = _image(files, key, str(image)) if files.thumbnail(key) else ""
-    return f'<div class="item">{picture}<div>{words}</div></div>'
+    image_tag = _image(files, key, str(image)) if files.thumbnail(key) else ""
+    return f'<div class="item">{image_tag}<div>{words}</div></div>'

@@ -5,6 +5,8 @@ The numbers won on data that is in no table: `python benchmarks/head_trials.py`,
 
 from collections.abc import Sequence
 
+from ropaws.data.augment import AugmentConfig
+from ropaws.data.image_ops import Interpolation
 from ropaws.data.samplers import SupportConfig
 from ropaws.methods import RoPAWS
 from ropaws.training.optim import OptimConfig
@@ -19,6 +21,20 @@ SUPPORT_VIEWS = 4
 SUPPORT_IMAGES = 80  # labeled images per step to aim for
 MOST_PER_CLASS = 16
 MOST_CLASSES = 100  # per step
+
+
+def cached_view(size: int, interpolation: Interpolation) -> AugmentConfig:
+    """The random views whose features are kept: all of one size, as small crops take theirs from them too."""
+    return AugmentConfig(
+        size=size,
+        scale=(0.5, 1.0),
+        small_crops=2,
+        small_size=size,
+        small_scale=(0.5, 1.0),
+        solarize=0.0,
+        equalize=0.0,
+        interpolation=interpolation,
+    )
 
 
 def head_support(counts: Sequence[int], *, views: int = SUPPORT_VIEWS) -> SupportConfig:
