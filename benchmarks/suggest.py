@@ -1,143 +1,230 @@
-"""Is a suggested label worth more than a random one? Accuracy against the number of labels, embedded data.
+"""Is a suggested label worth more than a random one? Accuracy against the number of answers, by strategy.
 
-python benchmarks/suggest.py [--seeds 3] [--runs runs/suggest] [--counts 20 60]
+python benchmarks/suggest.py --data FOLDER [--work FOLDER] [--seeds 20] [--only NAME ...]
 
-Starts from the demo's RoPAWS runs with 4 labels for each of five classes. So many more images are labeled
-by their true class, those that `ropaws suggest` names or random ones, and the run is trained again with all
-labels; so is the supervised baseline, which says what the labels are worth without the chance
-that a short semi-supervised run loses a class. Half of the pool belongs to no class; labeling such an image
-is a label spent, which adds nothing.
-Finished runs are used again, so it can be interrupted. Writes results/suggest.json.
+Pools of suggest_settings.py on features that feature_collections.py computes once. Labels are chosen from
+nothing: a cold start, then rounds, up to budgets of 1, 2, 4, 8 and 16 answers per class. A person answers
+with the class or "out-of-class", which is an answer spent. After each round two classifiers are fitted to the
+labels and tested on in-class rows: logistic regression, and RoPAWSClassifier, which also sees the pool; a
+class without a label is never right. A seed draws a pool, the same for all strategies, so differences are
+paired. Features are in 128 main directions, and RoPAWSClassifier is used without a head, to save time.
+
+Every seed of a setting is a file below --work, so the benchmark can be interrupted, and shared among
+processes (--share 1/2 and 2/2). Runs on one thread. Writes results/suggest.json from the seeds that all
+settings have. `--tuning` runs the settings on which the choice was tuned instead, and prints them.
 """
 
 import argparse
+import json
 import statistics
-from collections.abc import Callable
-from dataclasses import replace
+import time
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
+from scipy.stats import t as student
+from suggest_settings import TABLE, TUNING, Draw, Setting, Source, source
 from timing import write_results
 from torch import Tensor
 
-from ropaws import recipes
-from ropaws.analysis.suggest import find_suggestions
-from ropaws.bench.demo import train_once
-from ropaws.data.datasets.truth import embedded_truth
-from ropaws.data.sources import load_corpus
-from ropaws.methods import Supervised
-from ropaws.runs.run import Run
+from ropaws import RoPAWSClassifier
+from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.evaluation.label_choice import STRATEGIES
+from ropaws.evaluation.logistic import fit_logistic
+from ropaws.evaluation.suggestions import OURS, suggest
+from ropaws.runs.atomic import write_json
+
+BUDGETS = (1, 2, 4, 8, 16)  # answers per class
+JUDGES = ("logistic regression", "RoPAWSClassifier")
+WAYS = (*STRATEGIES, OURS)
+LEVEL = 0.95  # of the intervals
 
 
-def truth_of(images: Tensor, classes: int) -> Tensor:
-    """True class of training images, -1 for those of none."""
-    labels = embedded_truth().labels[images]
-    return torch.where(labels < classes, labels, -1)
+def acquire(draw: Draw, strategy: str, seed: int) -> list[Tensor]:
+    """Labels after each round.   ->  (n,) per budget"""
+    labels = torch.full((len(draw.points),), UNLABELED)
+    found = []
+    for budget in BUDGETS:
+        count = budget * draw.classes - int((labels != UNLABELED).sum())
+        picks = suggest(
+            draw.points,
+            labels,
+            classes=draw.classes,
+            count=count,
+            strategy=strategy,
+            seed=1000 * seed + budget,
+        )
+        rows = torch.tensor([pick.position for pick in picks])
+        labels[rows] = torch.where(draw.truth[rows] >= 0, draw.truth[rows], OUT_OF_CLASS)
+        found.append(labels.clone())
+    return found
 
 
-def suggested(run: Run, count: int) -> Tensor:
-    return torch.tensor([item["image"] for item in find_suggestions(run, count)])
+def judged(draw: Draw, labels: Tensor, judges: Sequence[str]) -> dict[str, float]:
+    """Accuracy on in-class test rows, and what the answers were, in percent."""
+    known = labels >= 0
+    answers = int((labels != UNLABELED).sum())
+    found = {
+        "in-class": 100 * int(known.sum()) / answers,
+        "classes": 100 * len(labels[known].unique()) / draw.classes,
+    }
+    for judge in judges:
+        predicted = _predict(draw, labels, judge) if bool(known.any()) else torch.tensor(UNLABELED)
+        found[judge] = 100 * float((predicted == draw.test_truth).double().mean())
+    return found
 
 
-def at_random(run: Run, count: int) -> Tensor:
-    random = torch.Generator().manual_seed(1000 + run.config.train.seed)
-    return run.pool.positions[torch.randperm(len(run.pool.positions), generator=random)[:count]]
+def _predict(draw: Draw, labels: Tensor, judge: str) -> Tensor:
+    known = labels >= 0
+    if judge == "logistic regression":
+        model = fit_logistic(draw.points[known], labels[known], classes=draw.classes)
+        return model(draw.test).argmax(dim=1)
+    y = torch.where(known, labels, UNLABELED).numpy()
+    classifier = RoPAWSClassifier(head=None).fit(draw.points.numpy(), y)
+    return torch.from_numpy(classifier.predict(draw.test.numpy()))
 
 
-def write_pool(source: Path) -> None:
-    """The embedded pool with all its true labels, of which a split grants some."""
-    corpus = load_corpus(recipes.demo().data)
-    np.savez(
-        source,
-        train_images=np.asarray(corpus.train_images[:])[:, 0],
-        train_labels=truth_of(torch.arange(len(corpus.train_images)), len(corpus.class_names)).numpy(),
-        test_images=np.asarray(corpus.test_images[:])[:, 0],
-        test_labels=corpus.test_labels.numpy(),
-        class_names=np.array(corpus.class_names),
-    )
+def run_cells(options: argparse.Namespace, settings: dict[str, Setting]) -> None:
+    part, of = map(int, options.share.split("/"))
+    sources: dict[str, Source] = {}
+    # Seeds first: a benchmark that is stopped early has all settings with fewer seeds.
+    cells = [(seed, name) for seed in range(options.seeds) for name in options.only or settings]
+    for seed, name in cells[part - 1 :: of]:
+        path = cell_file(options.work, name, seed)
+        missing = [way for way in options.ways if way not in read_cell(path)]
+        if not missing:
+            continue
+        if name not in sources:
+            sources[name] = source(settings[name], options.data, options.work)
+        draw = sources[name].draw(seed)
+        for way in missing:
+            began = time.perf_counter()
+            rounds = acquire(draw, way, seed)
+            seconds = time.perf_counter() - began
+            figures = [judged(draw, labels, options.judges) for labels in rounds]
+            # Read anew: another process may have added other ways.
+            write_json(path, {**read_cell(path), way: {"seconds": round(seconds, 2), "rounds": figures}})
+        done = read_cell(path)
+        line = ", ".join(f"{way} {_area(done[way], options.judges[0]):.1f}" for way in options.ways)
+        print(f"{name}, seed {seed}: {line}", flush=True)
 
 
-def retrained(run: Run, images: Tensor, folder: Path, console: Console) -> dict[str, float]:
-    """Accuracy by method, trained again with the old labels and the new ones."""
-    source = folder.parent / "pool.npz"
-    if not source.exists():
-        write_pool(source)
-    chosen = images[truth_of(images, len(run.class_names)) >= 0].tolist()
-    lines = "".join(f"{index}\n" for index in [*run.facts.split.indices.tolist(), *chosen])
-    split = folder.with_suffix(".txt")
-    if split.exists() and split.read_text() != lines:
-        raise SystemExit(f"{split} names other labels than are chosen now; remove it and {folder}*")
-    split.write_text(lines)
-    data = replace(run.config.data, source=str(source), split=split)
-    config = replace(run.config, data=data)
+def cell_file(work: Path, name: str, seed: int) -> Path:
+    folder = work / "suggest"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name.replace(' ', '_').replace(',', '').replace('%', 'percent')}-{seed}.json"
+
+
+def read_cell(path: Path) -> dict[str, Any]:
+    """What is known of a setting and seed, by strategy."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def _area(found: dict[str, Any], figure: str) -> float:
+    """Mean over the budgets: the area under the curve over the logarithm of the budget."""
+    return statistics.fmean(row[figure] for row in found["rounds"])
+
+
+def summarize(work: Path, settings: dict[str, Setting], seeds: int) -> dict[str, Any]:
+    """Means and paired differences to random choice, of the seeds that all settings have."""
+    whole = [
+        seed for seed in range(seeds) if all(_is_whole(cell_file(work, name, seed)) for name in settings)
+    ]
+    if len(whole) < 2:
+        return {}
+    rows = {}
+    for name in settings:
+        cells = [read_cell(cell_file(work, name, seed)) for seed in whole]
+        rows[name] = {judge: {way: _way(cells, way, judge) for way in WAYS} for judge in JUDGES}
+    return {"seeds": len(whole), "budgets": BUDGETS, "ours": OURS, "rows": rows, "verdict": verdict(rows)}
+
+
+def _is_whole(path: Path) -> bool:
+    done = read_cell(path)
+    return all(way in done and set(JUDGES) <= set(done[way]["rounds"][-1]) for way in WAYS)
+
+
+def _way(cells: list[dict[str, Any]], way: str, judge: str) -> dict[str, Any]:
+    """Of one strategy: accuracy, in-class share and classes by budget, differences to random choice."""
+
+    def by_budget(figure: str) -> list[float]:
+        values = zip(*([row[figure] for row in cell[way]["rounds"]] for cell in cells), strict=True)
+        return [round(statistics.fmean(column), 2) for column in values]
+
+    gains = [
+        paired([c[way]["rounds"][i][judge] - c["random"]["rounds"][i][judge] for c in cells])
+        for i in range(len(BUDGETS))
+    ]
+    areas = [_area(cell[way], judge) for cell in cells]
+    others = [_area(cell["random"], judge) for cell in cells]
+    ours = [_area(cell[OURS], judge) for cell in cells]
     return {
-        "ropaws": train_once(config, folder, console)["accuracy"],
-        "supervised": train_once(
-            replace(config, method=Supervised()), folder.with_name(f"{folder.name}-supervised"), console
-        )["accuracy"],
+        "accuracy": by_budget(judge),
+        "in_class": by_budget("in-class"),
+        "classes": by_budget("classes"),
+        "over_random": gains,
+        "area": round(statistics.fmean(areas), 2),
+        "area_over_random": paired([a - b for a, b in zip(areas, others, strict=True)]),
+        "ours_ahead": paired([a - b for a, b in zip(ours, areas, strict=True)]),
+        "seconds": round(statistics.fmean(cell[way]["seconds"] for cell in cells), 2),
     }
 
 
-WAYS: dict[str, Callable[[Run, int], Tensor]] = {"random": at_random, "suggested": suggested}
+def paired(differences: Sequence[float]) -> list[float]:
+    """Mean, and the ends of its interval (Student's t)."""
+    mean = statistics.fmean(differences)
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    half = float(student.ppf((1 + LEVEL) / 2, len(differences) - 1)) * error
+    return [round(mean, 2), round(mean - half, 2), round(mean + half, 2)]
+
+
+def verdict(rows: dict[str, Any]) -> dict[str, Any]:
+    """Is it ahead of random at 1, 2 and 4, level with the best rival, nowhere below random?"""
+    gains = {
+        f"{name}, {judge}, {budget}": gain
+        for name, judges in rows.items()
+        for judge, ways in judges.items()
+        for budget, gain in zip(BUDGETS, ways[OURS]["over_random"], strict=True)
+    }
+    early = {cell: gain for cell, gain in gains.items() if int(cell.rsplit(" ", 1)[1]) <= 4}
+    means = {
+        way: round(statistics.fmean(judges[j][way]["area"] for judges in rows.values() for j in JUDGES), 2)
+        for way in WAYS
+    }
+    return {
+        "early_cells": len(early),
+        "not_ahead_early": {cell: gain for cell, gain in early.items() if gain[1] <= 0},
+        "below_random": {cell: gain for cell, gain in gains.items() if gain[2] < 0},
+        "mean_area": means,
+        "best_rival": max((way for way in WAYS if way != OURS), key=lambda way: means[way]),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--runs", type=Path, default=Path("runs/suggest"))
-    parser.add_argument("--counts", type=int, nargs="+", default=[20, 60])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("runs/features"))
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--only", nargs="+", metavar="NAME")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="NAME")
+    parser.add_argument("--judges", nargs="+", choices=JUDGES, default=list(JUDGES), metavar="NAME")
+    parser.add_argument("--share", default="1/1")
+    parser.add_argument("--tuning", action="store_true")
     options = parser.parse_args()
-    console = Console()
-    # method -> way -> labels more -> accuracy a seed
-    found: dict[str, dict[str, dict[int, list[float]]]] = {
-        method: {way: {n: [] for n in options.counts} for way in WAYS} for method in ("ropaws", "supervised")
-    }
-    before: dict[str, list[float]] = {method: [] for method in found}
-    in_class: dict[str, list[float]] = {way: [] for way in WAYS}
-    for seed in range(options.seeds):
-        folder = options.runs / f"seed{seed}"
-        config = recipes.with_seed(recipes.demo(), seed)
-        before["ropaws"].append(train_once(config, folder, console)["accuracy"])
-        alone = replace(config, method=Supervised())
-        before["supervised"].append(
-            train_once(alone, folder.with_name(f"{folder.name}-supervised"), console)["accuracy"]
-        )
-        run = Run(folder)
-        for way, choose in WAYS.items():
-            for n in options.counts:
-                images = choose(run, n)
-                truth = truth_of(images, len(run.class_names))
-                in_class[way].append(float((truth >= 0).double().mean()))
-                figures = retrained(run, images, options.runs / f"seed{seed}-{way}-{n}", console)
-                for method, accuracy in figures.items():
-                    found[method][way][n].append(accuracy)
-    write_results(
-        "suggest",
-        {
-            "seeds": options.seeds,
-            "labels_before": 20,
-            "in_class_share": {way: _spread(values) for way, values in in_class.items()},
-            "before": {method: _spread(values) for method, values in before.items()},
-            "retrained": {
-                method: {
-                    way: {str(n): _spread(values) for n, values in counts.items()}
-                    for way, counts in ways.items()
-                }
-                for method, ways in found.items()
-            },
-            "by_seed": found,
-        },
-    )
-
-
-def _spread(values: list[float]) -> list[float]:
-    """Mean and standard deviation, in percent."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return [round(100 * statistics.mean(values), 1), round(100 * deviation, 1)]
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # regressions that separate perfectly
+    settings = TUNING if options.tuning else TABLE
+    run_cells(options, settings)
+    found = summarize(options.work, settings, options.seeds)
+    if options.tuning:
+        print(json.dumps(found.get("verdict"), indent=1))
+    elif found:
+        write_results("suggest", found)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import re
 import sys
 from pathlib import Path
 
+from ropaws.evaluation.accuracy_estimate import audit_half_width, audit_size
 from ropaws.report import bench_page
 from ropaws.report.tables import COLUMNS, comparison_rows
 
@@ -191,20 +192,46 @@ def paper_propagation() -> str:
 
 def suggest() -> str:
     found = read("suggest")
-    before, retrained = found["before"], found["retrained"]
-    columns = [(method, way) for method in ("supervised", "ropaws") for way in ("random", "suggested")]
-    names = {"supervised": "supervised baseline", "ropaws": "RoPAWS"}
-    rows = [["labels", *(f"{names[method]}, {way}" for method, way in columns)]]
-    rows.append([str(found["labels_before"]), *(spread(before[method]) for method, _ in columns)])
-    rows += [
-        [str(found["labels_before"] + int(n)), *(spread(retrained[m][way][n]) for m, way in columns)]
-        for n in retrained["ropaws"]["random"]
-    ]
-    shares = ", ".join(f"{way} {spread(found['in_class_share'][way])}" for way in ("random", "suggested"))
+    budgets, ours, rows = found["budgets"], found["ours"], found["rows"]
+    cells = [(name, judge, ways) for name, judges in rows.items() for judge, ways in judges.items()]
+    ways = list(next(iter(cells))[2])
+    gains = [["pool, out-of-class", "judge", *(f"{budget}" for budget in budgets), "area"]]
+    areas = [["pool, out-of-class", "judge", *ways]]
+    for name, judge, by in cells:
+        mine = [*by[ours]["over_random"], by[ours]["area_over_random"]]
+        gains.append([name, judge, *(f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" for mean, low, high in mine)])
+        best = max(by[way]["area"] for way in ways)
+        areas.append([name, judge, *(_bold(f"{by[w]['area']:.1f}", by[w]["area"] == best) for w in ways)])
+    spent = [["pool, out-of-class", "strategy", *(f"{budget}" for budget in budgets)]]
+    for name, judges in rows.items():
+        by = next(iter(judges.values()))
+        for way in dict.fromkeys(("random", found["verdict"]["best_rival"], ours)):
+            shares = zip(by[way]["in_class"], by[way]["classes"], strict=True)
+            spent.append([name, way, *(f"{inside:.0f} / {classes:.0f}" for inside, classes in shares)])
     return (
-        "Accuracy in percent on the embedded data after labeling more images and training anew, mean and"
-        f" deviation over {found['seeds']} seeds (`python benchmarks/suggest.py`):\n\n{table(rows)}\n\n"
-        f"Share of the labels spent on images that belong to a class, in percent: {shares}."
+        "Accuracy over random choice in points, at 1 to 16 answers per class, and of the area under the"
+        f" curve; mean and 95 % interval of {found['seeds']} paired pools"
+        " (`python benchmarks/suggest.py`):\n\n"
+        f"{table(gains)}\n\nArea under the curve (mean accuracy over the five budgets), in percent:\n\n"
+        f"{table(areas)}\n\nAnswers that name a class / classes that have a label, in percent:\n\n"
+        f"{table(spent)}\n\n{_suggest_verdict(found['verdict'], ours)}"
+    )
+
+
+def _bold(text: str, yes: bool) -> str:
+    return f"**{text}**" if yes else text
+
+
+def _suggest_verdict(found: dict, ours: str) -> str:
+    missed, below = found["not_ahead_early"], found["below_random"]
+    means, rival = found["mean_area"], found["best_rival"]
+    ahead = f"{found['early_cells'] - len(missed)} of {found['early_cells']}"
+    where = f" (not at: {'; '.join(missed)})" if missed else ""
+    return (
+        f"With 1, 2 and 4 answers per class it is ahead of random choice, with an interval above zero, in"
+        f" {ahead} cells{where}, and significantly below it in {len(below) or 'none'}"
+        f"{' (' + '; '.join(below) + ')' if below else ''}. Mean area: {ours} {means[ours]:.1f}, the best"
+        f" rival ({rival}) {means[rival]:.1f}, random {means['random']:.1f}."
     )
 
 
@@ -344,7 +371,97 @@ def scratch() -> str:
     return table(rows)
 
 
+COLLECTION_NAMES = {"cifar10": "CIFAR-10", "garments": "garments", "solar": "solar cells", "xrays": "X-rays"}
+FLIPS = ("10, any", "20, any", "10, similar", "20, similar")
+
+
+def label_errors() -> str:
+    """AUPRC and precision of our ranking, and how far it is ahead of the best of cleanlab's."""
+    rows = read("label_errors")["rows"]
+    parts = [_ranking_means(rows)]
+    for figure, title in (("auprc", "AUPRC"), ("precision", "Precision at the number of errors")):
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        verdicts = {"ahead": 0, "level": 0, "behind": 0}
+        for key, row in rows.items():
+            name, labels, flip = key.split(", ", 2)
+            mean, low, high = (100 * value for value in row["cleanlab"][figure]["ahead"])
+            verdicts["ahead" if low > 0 else "behind" if high < 0 else "level"] += 1
+            ours = 100 * row["rankings"]["ours"][figure]
+            text = f"{ours:.1f}, {mean:+.1f} ({low:+.1f} to {high:+.1f})"
+            found.setdefault((name, labels), {})[flip] = _bold(text, low > 0)
+        head = ["collection", "labels", *(f"{flip.replace(', ', ' % to ')}" for flip in FLIPS)]
+        body = [
+            [COLLECTION_NAMES.get(name, name), labels, *(cells.get(flip, "-") for flip in FLIPS)]
+            for (name, labels), cells in found.items()
+        ]
+        counts = ", ".join(f"{word} in {count}" for word, count in verdicts.items())
+        parts.append(f"**{title}**: {counts} of {len(rows)} settings.\n\n{table([head, *body])}")
+    return "\n\n".join(parts)
+
+
+def _ranking_means(rows: dict) -> str:
+    """Every ranking, mean over all settings with so many labels per class."""
+    counts = sorted({key.split(", ")[1] for key in rows}, key=int)
+    names = list(next(iter(rows.values()))["rankings"])
+    shown = {"ours": "ours", "former": "soft nearest neighbors, as before"}
+    figures = {"auprc": "AUPRC", "precision": "precision", "f1": "F1 of the list"}
+    body = []
+    for name in names:
+        cells = [
+            [row["rankings"][name][figure] for key, row in rows.items() if key.split(", ")[1] == count]
+            for figure in figures
+            for count in counts
+        ]
+        label = shown.get(name, f"cleanlab, {name.replace('_', ' ')}")
+        body.append([label, *(f"{100 * sum(values) / len(values):.1f}" for values in cells)])
+    return table([["ranking", *(f"{f}, {count}" for f in figures.values() for count in counts)], *body])
+
+
+def accuracy_estimate(figure: str) -> str:
+    """Bias and coverage over all pools, by how labels were chosen and how many."""
+    results = read("accuracy_estimate")
+    groups = results["groups"]
+    head = ["labels chosen", "labels", "true"]
+    head += ["naive: bias", "holds", "corrected: bias", "holds", "width", "audit: bias", "holds", "width"]
+    body = []
+    for choice in ("random", "k-means", "suggested", "all"):
+        budgets = ("20", "40", "80", "160") if choice != "all" else ("all",)
+        for budget in budgets:
+            naive, corrected, audit = (
+                groups.get(f"all; {choice}; {budget}; {figure}, {way}")
+                for way in ("naive", "corrected", "audit")
+            )
+            cells = [*_coverage(naive)[:2], *_coverage(corrected), *_coverage(audit)]
+            body.append([choice, budget, f"{audit['truth']:.0f}", *cells])
+    return table([head, *body])
+
+
+def _coverage(group: dict | None) -> list[str]:
+    if group is None:
+        return ["-"] * 3
+    return [f"{group['bias']:+.1f}", f"{group['holds']:.0f} %", f"{group['width']:.0f}"]
+
+
+def audit_sizes() -> str:
+    """How many labels are enough, and how far 30 of them reach, at some accuracies."""
+    shares = (0.5, 0.7, 0.8, 0.9, 0.95)
+    head = ["share of right answers", *(f"{share:.0%}" for share in shares)]
+    sizes = [
+        [f"labels to know it to within {within:.0%}", *(str(audit_size(within, share)) for share in shares)]
+        for within in (0.05, 0.10, 0.15)
+    ]
+    widths = [
+        [f"half-width of {n} labels", *(f"{audit_half_width(n, share):.1%}" for share in shares)]
+        for n in (30, 50, 100)
+    ]
+    return table([head, *sizes, *widths])
+
+
 SECTIONS = {
+    "label-errors": label_errors,
+    "accuracy-in-class": lambda: accuracy_estimate("in-class"),
+    "accuracy-overall": lambda: accuracy_estimate("overall"),
+    "audit-sizes": audit_sizes,
     "scratch": scratch,
     "features-accuracy": lambda: feature_table("accuracy"),
     "features-auroc": lambda: feature_table("auroc"),

@@ -20,7 +20,7 @@ LEVELS = (
     ("config", "evaluation", "estimator"),
     ("recipes", "runs", "training.parts", "training.train"),
     ("analysis", "auto_config", "prediction", "own_data"),
-    ("bench",),
+    ("bench", "explore"),
     ("cli", "__main__", "__init__"),
 )
 PLACES = {part: (level, place) for level, row in enumerate(LEVELS) for place, part in enumerate(row)}

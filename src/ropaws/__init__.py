@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ropaws.methods import PAWS, FineTune, Method, RoPAWS, Supervised
     from ropaws.own_data import train_on
     from ropaws.prediction.embed import embed
+    from ropaws.prediction.first_suggestions import first_suggestions
     from ropaws.prediction.predict import Prediction, predict
     from ropaws.runs.run import Run
     from ropaws.training.train import resume, train
@@ -38,6 +39,7 @@ __all__ = [
     "equations",
     "evaluate",
     "finetune",
+    "first_suggestions",
     "predict",
     "recipes",
     "resume",
@@ -59,6 +61,7 @@ _MODULES = {
     "embed": "prediction.embed",
     "evaluate": "analysis.evaluate",
     "finetune": "analysis.finetune",
+    "first_suggestions": "prediction.first_suggestions",
     "predict": "prediction.predict",
     "resume": "training.train",
     "suggest": "analysis.suggest",

@@ -8,11 +8,9 @@ import torch.nn.functional as F
 from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
 from ropaws.evaluation.calibration import expected_calibration_error, reliability
 from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
-from ropaws.evaluation.label_errors import suspected_label_errors
 from ropaws.evaluation.neighbors import nearest
 from ropaws.evaluation.ood import detection
 from ropaws.evaluation.sskde import fit_sskde
-from ropaws.evaluation.suggestions import suggest
 from ropaws.methods.soft_nn import LabeledEmbeddings, leave_one_out
 from tests.oracles import leave_one_out as slow_leave_one_out
 from tests.oracles import sskde as slow_sskde
@@ -52,34 +50,6 @@ def test_leave_one_out_is_the_loop_over_the_others(monkeypatch):
     np.testing.assert_allclose(leave_one_out(known, temperature=0.1), expected)
     with pytest.raises(ValueError, match="at least 2"):
         leave_one_out(LabeledEmbeddings(support[:1], labels[:1], 3), temperature=0.1)
-
-
-def errors(points, labels, classes):
-    return suspected_label_errors(LabeledEmbeddings(points, labels, classes), temperature=0.1)
-
-
-def test_flipped_labels_are_found_and_ranked_first():
-    points, labels = blobs(20, 5, seed=1)
-    assert errors(points, labels, 5) == []
-    flipped = torch.tensor([3, 27, 55, 99])
-    wrong = labels.clone()
-    wrong[flipped] = (labels[flipped] + 1) % 5
-    found = errors(points, wrong, 5)
-    assert {error.position for error in found} == set(flipped.tolist())
-    for error in found:
-        assert error.label == wrong[error.position]
-        assert error.suspected == labels[error.position]
-        assert error.other > 0.5 > error.own
-    gaps = [error.other - error.own for error in found]
-    assert gaps == sorted(gaps, reverse=True)
-
-
-def test_a_lone_label_is_not_suspected():
-    points, labels = blobs(5, 2, seed=2)
-    lone = torch.tensor([2])
-    found = errors(torch.cat([points, points[:1]]), torch.cat([labels, lone]), 3)
-    assert 10 not in {error.position for error in found}
-    assert errors(points[:1], labels[:1], 2) == []
 
 
 def test_sskde_is_the_loop():
@@ -150,65 +120,3 @@ def test_confusion_counts_and_knows_empty_classes():
     matrix = confusion_matrix(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 0, 1, 0]), classes=3)
     assert matrix.tolist() == [[2, 1, 0], [0, 1, 0], [0, 0, 0]]
     assert class_accuracy(matrix) == [2 / 3, 1.0, None]
-
-
-def suggested(points, probs, in_domain, support, **kwargs):
-    return suggest(points, probs, in_domain, support, threshold=0.5, width=0.1, **kwargs)
-
-
-def test_a_suggestion_stands_for_doubt_that_no_label_explains():
-    """Three clusters: one has a label, one is small and sure, one is large and in doubt."""
-    points, cluster = blobs(40, 3, seed=5, spread=0.05)
-    probs = torch.full((120, 2), 0.5)
-    probs[cluster == 1] = torch.tensor([0.999, 0.001])
-    probs[cluster == 0] = torch.tensor([0.001, 0.999])
-    inside = torch.ones(120)
-    first, *_ = suggested(points, probs, inside, points[:1], count=1)
-    assert cluster[first.position] == 2
-    assert first.kind == "doubtful"
-    assert first.stands_for > 20
-
-
-def test_suggestions_are_diverse():
-    """One pick explains a large cluster; the next go to the small ones."""
-    points, cluster = blobs(60, 4, seed=6, spread=0.04)
-    kept = torch.cat(
-        [torch.arange(0, 10), torch.arange(60, 120), torch.arange(120, 135), torch.arange(180, 195)]
-    )
-    points, cluster = points[kept], cluster[kept]
-    even = torch.full((100, 4), 0.25)
-    picks = suggested(points, even, torch.ones(100), points[:1], count=3)
-    assert cluster[picks[0].position] == 1
-    assert set(cluster[[pick.position for pick in picks]].tolist()) == {1, 2, 3}
-    gains = [pick.gain for pick in picks]
-    assert gains == sorted(gains, reverse=True)
-
-
-@pytest.mark.parametrize("likely", [1, 2])
-def test_what_is_likelier_in_class_is_suggested_first(likely):
-    points, cluster = blobs(30, 3, seed=11, spread=0.05)
-    inside = torch.where(cluster == likely, 0.95, 0.55)
-    picks = suggested(points, torch.full((90, 2), 0.5), inside, points[:1], count=1)
-    assert cluster[picks[0].position] == likely
-
-
-def test_clusters_outside_are_likely_new_classes():
-    points, cluster = blobs(60, 5, seed=7, spread=0.1)
-    inside = (cluster < 3).float()
-    probs = torch.full((300, 3), 1 / 3)
-    picks = suggested(points, probs, inside, points[:1], count=10)
-    new = [pick for pick in picks if pick.kind == "new class"]
-    assert len(picks) == 10
-    assert len({pick.position for pick in picks}) == 10
-    assert {int(cluster[pick.position]) for pick in new} == {3, 4}
-    assert any(pick.kind == "new class" for pick in picks[:5])  # near the top, not all at the end
-
-
-def test_suggestions_when_all_is_outside_or_little_is_there():
-    points, _ = blobs(3, 2, seed=8)
-    probs = torch.full((6, 2), 0.5)
-    picks = suggested(points, probs, torch.zeros(6), points[:1], count=4)
-    assert len({pick.position for pick in picks}) == 4
-    assert len(suggested(points, probs, torch.ones(6), points[:1], count=50)) == 6
-    with pytest.raises(ValueError, match="count must be at least 1"):
-        suggested(points, probs, torch.ones(6), points[:1], count=0)

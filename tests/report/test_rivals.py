@@ -255,3 +255,37 @@ def test_label_these_next_has_thumbnails_where_there_are_some(files, tmp_path):
     assert section.count('<div class="item">') == 30
     assert "<summary>18 more</summary>" in section
     assert "30.png" in section
+
+
+def next_section(folder):
+    return write_report(folder).read_text().split("<h2>Label these next</h2>")[1].split("</section>")[0]
+
+
+def test_new_classes_are_a_list_of_their_own(files, tmp_path):
+    mine = [{**suggestion(rank), "kind": "in-class", "in_domain": 0.75} for rank in range(1, 5)]
+    new = [
+        {
+            **suggestion(1),
+            "image": 99,
+            "name": "<b>99</b>.png",
+            "reason": "a likely new class",
+            "kind": "new class",
+        }
+    ]
+    files(suggestions=mine, new_classes=new)
+    section = next_section(tmp_path)
+    first, second = section.split("Likely new classes")
+    assert first.count('<div class="item">') == 4
+    assert second.count('<div class="item">') == 1
+    assert "&lt;b&gt;99" in second
+    assert "About 3 of the 4 belong to a class." in first
+
+
+def test_suggestions_of_former_files_and_damaged_ones_are_shown_without_a_guess(files, tmp_path):
+    former = [{**suggestion(1), "kind": "doubtful", "gain": 3.0, "in_domain": 0.5, "stands_for": 2}]
+    for new in (None, "x", [], {}):
+        files(suggestions=former, **({} if new is None else {"new_classes": new}))
+        section = next_section(tmp_path)
+        assert section.count('<div class="item">') == 1
+        assert "belong to a class." not in section
+        assert "Likely new classes" not in section

@@ -14,18 +14,19 @@ from ropaws.analysis.features import compare_on_features
 from ropaws.analysis.gallery import draw_gallery
 from ropaws.analysis.pool import pool_figures
 from ropaws.analysis.results import Evaluation, PropagationRow, read_evaluation
-from ropaws.analysis.suggest import SUGGESTIONS, find_suggestions
+from ropaws.analysis.suggest import SUGGESTIONS, find_suggestions, has_images
 from ropaws.batch import Outputs
 from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
 from ropaws.evaluation.calibration import reliability
 from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
 from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figures
 from ropaws.evaluation.histogram import histogram
-from ropaws.evaluation.label_errors import suspected_label_errors
+from ropaws.evaluation.label_errors import rank_label_errors
 from ropaws.evaluation.ood import detection
 from ropaws.evaluation.sskde import fit_sskde
 from ropaws.methods import Supervised
 from ropaws.methods.propagation import choose_voters, pool_posterior
+from ropaws.methods.soft_nn import leave_one_out
 from ropaws.naming import nearest
 from ropaws.runs.atomic import refuse_link, write_json
 from ropaws.runs.facts import model_digest, training_seconds
@@ -210,10 +211,12 @@ def _labels(run: Run, _: Evaluation) -> dict[str, Any]:
     labels = run.support.labels
     if len(labels) < 2:
         return {}
-    errors = suspected_label_errors(run.support, temperature=run.kernel.temperature)
+    votes = leave_one_out(run.support, temperature=run.kernel.temperature).argmax(dim=1)
     # A class with one label has no other that could agree with it.
-    judged = int((torch.bincount(labels, minlength=len(run.class_names))[labels] > 1).sum())
-    found: dict[str, Any] = {"leave_one_out": 1 - len(errors) / judged} if judged else {}
+    judged = torch.bincount(labels, minlength=len(run.class_names))[labels] > 1
+    right = (votes == labels)[judged].double()
+    found: dict[str, Any] = {"leave_one_out": float(right.mean())} if len(right) else {}
+    errors = rank_label_errors(_label_features(run), labels, classes=run.support.classes)
     names, index = run.class_names, run.facts.split.indices.tolist()
     files = run.facts.labeled_names
     return {
@@ -233,14 +236,32 @@ def _labels(run: Run, _: Evaluation) -> dict[str, Any]:
     }
 
 
-def _suggestions(run: Run, _: Evaluation) -> dict[str, Any]:
-    return {"suggestions": find_suggestions(run, SUGGESTIONS)}
+def _label_features(run: Run) -> Tensor:
+    """Where the labeled images are compared: a head has learned their labels, wrong ones too."""
+    if not run.config.model.frozen:
+        return run.support.embeddings
+    try:
+        images = run.corpus.train_images
+    except (OSError, ValueError) as error:
+        line = f"The images are not available ({error}); labels are compared in the run's embedding."
+        run.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        return run.support.embeddings
+    return run.features(images, run.facts.split.indices)
+
+
+def _suggestions(run: Run, results: Evaluation) -> dict[str, Any]:
+    """Earlier ones stay where the images are gone: they were made of the features, not of the embedding."""
+    if "suggestions" in results and not has_images(run):
+        return {}
+    return find_suggestions(run, SUGGESTIONS)._asdict()
 
 
 def _gallery(run: Run, results: Evaluation) -> dict[str, Any]:
     """Thumbnails, nearest neighbors and t-SNE, to a file of their own."""
-    shown, suggested = (_images_of(results.get(name)) for name in ("label_errors", "suggestions"))
-    write_json(run.path / GALLERY, draw_gallery(run, shown, suggested))
+    shown, suggested, new = (
+        _images_of(results.get(name)) for name in ("label_errors", "suggestions", "new_classes")
+    )
+    write_json(run.path / GALLERY, draw_gallery(run, shown, [*suggested, *new]))
     return {}
 
 
@@ -294,4 +315,11 @@ PARTS: dict[str, Callable[[Run, Evaluation], dict[str, Any]]] = {
 }
 COSTLY = ("supervised",)  # only when asked for
 NEED_TESTS = ("soft-nn", "reliability", "confusion", "propagation", "baselines", "snapshots", "supervised")
-NEED_IMAGES_RESULTS = ("over_training", "supervised", "features", "learning_curve")
+NEED_IMAGES_RESULTS = (
+    "over_training",
+    "supervised",
+    "features",
+    "learning_curve",
+    "suggestions",
+    "new_classes",
+)

@@ -176,7 +176,7 @@ class LabelError(TypedDict):
         image: Among the training images.
         name: File of the image, or its number.
         label: The label as given.
-        suspected: The class that the other labeled images vote for.
+        suspected: The class that the other labeled images speak for.
         own: Probability of the given label.
         other: Probability of the suspected class.
     """
@@ -218,8 +218,9 @@ class Evaluation(TypedDict, total=False):
         learning_curve: Accuracy over labels per class.
         pool: What the unlabeled images look like.
         leave_one_out: Share of the labels that the other labels agree with.
-        label_errors: Suspected label errors, the clearest first.
+        label_errors: Suspected label errors, the most suspect first.
         suggestions: What to label next, best first.
+        new_classes: Likely new classes, the largest first.
         supervised: Accuracy, ECE and AUROC of the supervised baseline.
     """
 
@@ -247,6 +248,7 @@ class Evaluation(TypedDict, total=False):
     leave_one_out: float
     label_errors: list[LabelError]
     suggestions: list[Suggestion]
+    new_classes: list[Suggestion]
     supervised: dict[str, float]
 
 

@@ -1,6 +1,5 @@
-"""`ropaws evaluate`, `report`, `compare` and `suggest`."""
+"""`ropaws evaluate`, `report` and `compare`."""
 
-import csv
 import json
 import statistics
 import sys
@@ -11,16 +10,13 @@ from typing import Any
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from ropaws.analysis.evaluate import PARTS
 from ropaws.analysis.report import report_run
-from ropaws.analysis.suggest import Suggestion
 from ropaws.cli.parsing import parse
 from ropaws.cli.runs import run_of
 from ropaws.cli.tables import percent as percent  # `train` takes it from here, too
-from ropaws.cli.tables import print_fitting, printable, text_table, wide_console
+from ropaws.cli.tables import print_fitting, text_table, wide_console
 from ropaws.report import learning, rivals
 from ropaws.report.compare_page import write_comparison
 from ropaws.report.comparison import compare_runs
@@ -28,7 +24,6 @@ from ropaws.report.run_files import RunFiles, figure
 from ropaws.report.run_page import write_report
 from ropaws.report.tables import COLUMNS
 from ropaws.report.verdict import verdict
-from ropaws.runs.atomic import replacing, write_json
 from ropaws.runs.layout import CONFIG, EVALUATION, METRICS
 from ropaws.runs.run import POOL, Run
 
@@ -254,60 +249,3 @@ def compare(arguments: list[str]) -> None:
             wide_console().print(text_table("What differs", *comparison.settings_rows(), wrap=True))
     if command.out is not None:
         print(f"Written: {command.out}", file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class Suggest:
-    """Which unlabeled images are most worth a label, best first, and why.
-
-    ropaws suggest runs/mine --n 50 --out next.csv
-    """
-
-    run: tyro.conf.Positional[Path]
-    """A run folder."""
-    n: int = 50
-    """How many."""
-    out: Path | None = None
-    """Also write them to a .csv or .json file."""
-    pool: int = POOL
-    """Unlabeled images to choose from, at most; 0 for all."""
-    method: str | None = None
-    """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
-    device: str | None = None
-    """Where to compute; by default as the run was trained."""
-
-
-def suggest(arguments: list[str]) -> None:
-    command = parse(Suggest, "suggest", arguments)
-    if command.out is not None and command.out.suffix not in (".csv", ".json"):
-        raise ValueError(f"--out must end in .csv or .json, got {command.out}")
-    _check_parent(command.out)
-    found = run_of(command.run, command.method, pool=command.pool, device=command.device).suggest(command.n)
-    if not found:
-        print("There is no unlabeled image to suggest.")
-        return
-    if command.out is not None:
-        _write_suggestions(command.out, found)
-    rows = [[str(item["rank"]), item["name"], item["reason"]] for item in found]
-    table = Table(title=f"Most worth a label in {escape(str(command.run))}")
-    table.add_column("", justify="right")
-    table.add_column("image", overflow="fold")
-    table.add_column("why")
-    for row in rows:
-        table.add_row(*(escape(printable(cell)) for cell in row))
-    Console().print(table)
-    if command.out is not None:
-        print(f"Written: {command.out}")
-
-
-def _write_suggestions(out: Path, found: Sequence[Suggestion]) -> None:
-    if out.suffix == ".json":
-        write_json(out, found)
-        return
-    with (
-        replacing(out) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        writer = csv.DictWriter(file, fieldnames=list(found[0]))
-        writer.writeheader()
-        writer.writerows(found)

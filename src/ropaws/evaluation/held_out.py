@@ -16,10 +16,15 @@ REPEATS, WORK = 5, 1000  # of the folds at most, and how many labels that may ta
 
 # Features (l, d) and labels (l,) to learn from, features (n, d) to classify, number of classes  ->  (n,)
 Classifier = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+Probabilities = Classifier  # the same, with probabilities (n, c)
 
 
 def logistic(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
     return fit_logistic(rows, labels, classes=classes)(queries).argmax(dim=1)
+
+
+def logistic_probs(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
+    return fit_logistic(rows, labels, classes=classes)(queries)
 
 
 def soft_nn(rows: Tensor, labels: Tensor, queries: Tensor, classes: int) -> Tensor:
@@ -88,6 +93,28 @@ def held_out(features: Tensor, labels: Tensor, classify: Classifier, *, classes:
             found = classify(features[~out], labels[~out], features[out], classes)
             right[out] += (found == labels[out]).double()
     return right[counts[labels] > 1] / repeats
+
+
+def held_out_probs(
+    features: Tensor, labels: Tensor, *, classes: int, predict: Probabilities = logistic_probs
+) -> Tensor:
+    """Class probabilities of each labeled image, by a classifier that has learned from the other folds.
+
+    Each class is spread evenly over up to ten folds, so each classifier has nearly all labels. An image that
+    is the only one of its class gets 0 for it.
+    features (l, d), labels (l,), at least 2 of them  ->  (l, c)
+    """
+    if len(labels) < 2:
+        raise ValueError(f"holding labels out needs at least 2 of them, got {len(labels)}")
+    folds = min(FOLDS if len(labels) <= MANY else FEWER_FOLDS, len(labels))
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    fold = torch.empty_like(order)
+    fold[order[labels[order].argsort(stable=True)]] = torch.arange(len(labels)) % folds
+    probs = torch.zeros(len(labels), classes, dtype=torch.float64)
+    for number in range(folds):
+        out = fold == number
+        probs[out] = predict(features[~out], labels[~out], features[out], classes).double()
+    return probs
 
 
 def _folds(labels: Tensor, folds: int, random: torch.Generator) -> Tensor:

@@ -1,132 +1,160 @@
-"""What to label next: points that stand for many doubtful ones, and likely new classes.
+"""What to label next: rows that stand for the most rows that are likely in-class and have no label near.
 
-In-class points are chosen by facility location: a label explains the points around it, and the next one
-should explain the most doubt that is left. One gain covers uncertainty (what is sure adds little), density
-(a lone point explains only itself) and diversity (what a label explains already does not count again).
+Geometry is that of frozen features: in those of a run that was trained on a few labels, everything has been
+pulled onto these labels. Likely new classes are a list of their own.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ropaws import equations as eq
+from ropaws.evaluation.clusters import k_means, main_points, nearest
+from ropaws.evaluation.in_class import in_class_of_points
+from ropaws.evaluation.in_class import in_class_probability as in_class_probability
+from ropaws.evaluation.label_choice import STRATEGIES, Situation, Strategy, class_probs, margins
 
-CANDIDATES, TARGETS = 2048, 4096  # limits of the comparison: 100 MB
-LEAST_DOUBT = 0.05  # of a point that is sure: with nothing in doubt, density still counts
-REACH = 0.2  # a label represents the points whose kernel value is at least this
-NEW_SHARE = 0.2  # of the suggestions, at most, go to likely new classes
-NEW_CLASS = 10  # out-of-class points that a new class needs at least
+OURS = "coverage"
+# Temperature of the kernel that says how far a label reaches, on centered unit features; less before there is
+# any answer: then dense places are found, and a wide kernel would take what is between them.
+REACH, FIRST_REACH = 0.7, 0.3
+DOUBT = 0.5  # exponent of 1 - margin in the weight of a row
+LEAST = 1e-6  # weight: where all else is covered, any row is better than none
+MOST = 4096  # rows that are compared with one another, at most
+NEW_CLASS = 10  # rows that a new class needs at least
+SIZE = 50  # rows of a new class, about
+LIKELY_OUT = 0.5  # in-class probability below which a row may belong to a new class
 
 
 class Suggestion(NamedTuple):
-    position: int  # in the pool
-    kind: str  # "doubtful" or "new class"
-    gain: float  # doubt explained, in points; for a new class its size times its tightness
-    stands_for: int  # points of the pool that it represents
+    """A row that is worth a label."""
+
+    position: int
+    in_class: float  # probability of belonging to any class
+    stands_for: int  # unlabeled rows that are nearer to it than to any answer or other suggestion
+    predicted: int  # the likeliest class, -1 without any label
+    margin: float  # between the probabilities of the two likeliest classes; 0 without any label
+
+
+class NewClass(NamedTuple):
+    """A cluster of rows that are likely out-of-class."""
+
+    position: int  # the row nearest to its center
+    stands_for: int
+    members: Tensor  # (stands_for,) positions, the nearest to the center first
 
 
 def suggest(
-    pool: Tensor,
-    probs: Tensor,
-    in_domain: Tensor,
-    support: Tensor,
+    features: Tensor,
+    labels: Tensor,
     *,
+    classes: int,
     count: int,
-    threshold: float,
-    width: float,
+    in_class: Tensor | None = None,
+    probs: Tensor | None = None,
+    strategy: str = OURS,
     seed: int = 0,
 ) -> list[Suggestion]:
-    """The points most worth a label, best first.
+    """The rows most worth a label, best first; all that are left where they are fewer than `count`.
 
-    pool (n, d), probs (n, c), in_domain (n,), support (s, d): labeled already; threshold: of in_domain;
-    width: of the kernel exp((z . z' - 1) / width) that says how far a label reaches
+    Args:
+        features: (n, d) frozen features of all rows.
+        labels: (n,) a class, -1 unlabeled, -2 out-of-class.
+        classes: How many there are.
+        count: How many rows to suggest.
+        in_class: (n,) probability of belonging to any class; from the features by default.
+        probs: (n, classes) of the current classifier, given in-class; logistic regression by default.
+        strategy: "coverage", or one of label_choice.STRATEGIES.
+        seed: Of what is drawn by chance: samples of many rows, and clusters.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
-    inside = (in_domain >= threshold).nonzero().squeeze(1)
-    outside = (in_domain < threshold).nonzero().squeeze(1)
-    new = _new_classes(pool, outside, most=math.floor(NEW_SHARE * count), seed=seed)
-    # What is in doubt, and likely of some class: a label of an out-of-class image explains no class.
-    worth = doubt(probs).clamp_min(LEAST_DOUBT) * in_domain
-    doubtful = _doubtful(pool, worth, inside, support, count - len(new), width=width, seed=seed)
-    if len(doubtful) + len(new) < count:  # too few in-class points: the outside ones by the same gain
-        rest = outside[~torch.isin(outside, torch.tensor([s.position for s in new], dtype=torch.long))]
-        chosen = torch.cat([support, pool[[s.position for s in [*doubtful, *new]]]])
-        missing = count - len(doubtful) - len(new)
-        doubtful += _doubtful(pool, worth, rest, chosen, missing, width=width, seed=seed)
-    return _interleave(doubtful, new)
-
-
-def doubt(probs: Tensor) -> Tensor:
-    """Entropy over its largest value: 0 is sure, 1 is no idea.   (n, c)  ->  (n,)"""
-    return eq.cross_entropy(probs, probs) / math.log(max(2, probs.shape[1]))
-
-
-def _doubtful(
-    pool: Tensor, worth: Tensor, among: Tensor, support: Tensor, count: int, *, width: float, seed: int
-) -> list[Suggestion]:
-    """Greedy facility location: each pick explains the most worth that no label explains yet.   worth (n,)"""
-    targets = _sample(among, TARGETS, seed)
-    candidates = _sample(targets, CANDIDATES, seed + 1)
-    if count < 1 or len(candidates) == 0:
+    choose = _strategy(strategy)
+    points = main_points(features)
+    if in_class is None:
+        in_class = in_class_of_points(points, labels, classes=classes)
+    if probs is None:
+        probs = class_probs(points, labels, classes)
+    situation = Situation(points, labels, classes, in_class.to(points), probs)
+    if len(situation.unlabeled) == 0:
         return []
-    scale = len(among) / len(targets)  # of a sampled target
-    weights = worth[targets]
-    explained = eq.in_domain_prior(pool[targets], support, temperature=width)  # (t,)
-    reach = ((eq.cosine(pool[candidates], pool[targets]) - 1).clamp_max(0) / width).exp()  # (k, t)
-    left = torch.ones(len(candidates), dtype=torch.bool)
-    picks = []
-    for _ in range(min(count, len(candidates))):
-        gains = (reach - explained).clamp_min(0) @ weights
-        best = int(gains.masked_fill(~left, -1).argmax())
-        speaks_for = int(((reach[best] > explained) & (reach[best] > REACH)).sum() * scale)
-        position = int(candidates[best])
-        picks.append(Suggestion(position, "doubtful", float(gains[best]) * scale, max(1, speaks_for)))
-        explained = torch.maximum(explained, reach[best])
+    return _described(choose(situation, count, seed), situation)
+
+
+def coverage(situation: Situation, count: int, seed: int) -> list[int]:
+    """Greedy generalized coverage: each pick adds the most to  sum_i w_i max_j k(x_i, x_j).
+
+    i: unlabeled rows, w_i = p(in | x_i) sqrt(1 - margin_i), 1 without any label; j: answers and picks;
+    k(x, x') = exp((cos(x, x') - 1) / reach).
+    """
+    points, rows = situation.points, situation.unlabeled
+    weights = row_weights(situation)[rows]
+    if len(rows) > MOST:  # draws by weight have the same weight
+        random = torch.Generator().manual_seed(seed)
+        rows = rows[weights.multinomial(MOST, generator=random).sort().values]
+        weights = torch.ones(MOST)
+    reach = REACH if len(situation.answered) else FIRST_REACH
+    kernel = ((points[rows] @ points[rows].T - 1) / reach).exp()  # (k, k)
+    covered = torch.zeros(len(rows))
+    if len(situation.answered):
+        covered = (((points[rows] @ points[situation.answered].T).amax(dim=1) - 1) / reach).exp()
+    left = torch.ones(len(rows), dtype=torch.bool)
+    picks: list[int] = []
+    for _ in range(min(count, len(rows))):
+        gain = (kernel - covered).clamp_min_(0) @ weights
+        best = int(gain.masked_fill(~left, -1).argmax())
+        picks.append(int(rows[best]))
+        covered = torch.maximum(covered, kernel[best])
         left[best] = False
     return picks
 
 
-def _new_classes(pool: Tensor, among: Tensor, *, most: int, seed: int) -> list[Suggestion]:
-    """The centers of clusters of out-of-class points, the largest and tightest first."""
-    sample = _sample(among, TARGETS, seed)
-    clusters = min(2 * most, len(sample) // NEW_CLASS)
-    if most < 1 or clusters < 1:
+def row_weights(situation: Situation) -> Tensor:
+    """How much it matters that a label is near.   ->  (n,)"""
+    weights = situation.in_class
+    if bool((situation.labels >= 0).any()):
+        weights = weights * (1 - margins(situation.probs)).clamp_min(0).to(weights) ** DOUBT
+    return weights.clamp_min(LEAST)
+
+
+def new_classes(
+    features: Tensor, labels: Tensor, in_class: Tensor, *, most: int, seed: int = 0
+) -> list[NewClass]:
+    """Clusters of likely out-of-class rows, the largest first.
+
+    features (n, d), labels (n,) as for suggest; in_class (n,); at most so many
+    """
+    rows = ((labels < 0) & (in_class < LIKELY_OUT)).nonzero().squeeze(1)
+    if most < 1 or len(rows) < NEW_CLASS:
         return []
-    from sklearn.cluster import KMeans  # slow to load
-
-    points = pool[sample]
-    fitted = KMeans(clusters, n_init=2, random_state=seed).fit(points.numpy())
-    member = torch.from_numpy(fitted.labels_).long()
+    points = main_points(features)[rows]
+    clusters = k_means(points, min(2 * most, max(1, len(rows) // SIZE)), seed=seed)
     found = []
-    for cluster in range(clusters):
-        rows = (member == cluster).nonzero().squeeze(1)
-        if len(rows) < NEW_CLASS:
-            continue
-        center = torch.nn.functional.normalize(points[rows].mean(dim=0), dim=0)
-        similarity = points[rows] @ center
-        size = round(len(rows) * len(among) / len(sample))
-        position = int(sample[rows[similarity.argmax()]])
-        found.append(Suggestion(position, "new class", size * float(similarity.mean()), size))
-    return sorted(found, key=lambda s: -s.gain)[:most]
+    for number in range(len(clusters.centers)):
+        mine = (clusters.member == number).nonzero().squeeze(1)
+        members = rows[mine[clusters.distance[mine].argsort(stable=True)]]
+        if len(members) >= NEW_CLASS:
+            found.append(NewClass(int(members[0]), len(members), members))
+    return sorted(found, key=lambda cluster: -cluster.stands_for)[:most]
 
 
-def _sample(positions: Tensor, most: int, seed: int) -> Tensor:
-    if len(positions) <= most:
-        return positions
-    order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(seed))
-    return positions[order[:most].sort().values]
+def _strategy(name: str) -> Strategy:
+    if name == OURS:
+        return coverage
+    if name not in STRATEGIES:
+        raise ValueError(f"strategy must be one of {', '.join((OURS, *STRATEGIES))}, got {name}")
+    return STRATEGIES[name]
 
 
-def _interleave(doubtful: list[Suggestion], new: list[Suggestion]) -> list[Suggestion]:
-    """A likely new class after every few doubtful points, so that the top of the list has both."""
-    every = max(1, round(len(doubtful) / (len(new) + 1)))
-    ranked: list[Suggestion] = []
-    waiting = iter(new)
-    for number, suggestion in enumerate(doubtful, start=1):
-        ranked.append(suggestion)
-        if number % every == 0 and (following := next(waiting, None)) is not None:
-            ranked.append(following)
-    return [*ranked, *waiting]
+def _described(picks: list[int], situation: Situation) -> list[Suggestion]:
+    centers = torch.cat([torch.tensor(picks), situation.answered])
+    _, member = nearest(situation.points[situation.unlabeled], situation.points[centers])
+    sizes = torch.bincount(member, minlength=len(centers))
+    any_label = bool((situation.labels >= 0).any())
+    probs = situation.probs[picks]
+    margin = margins(probs) if any_label else torch.zeros(len(picks))
+    predicted = probs.argmax(dim=1) if any_label else torch.full((len(picks),), -1)
+    return [
+        Suggestion(row, float(situation.in_class[row]), int(sizes[i]), int(predicted[i]), float(margin[i]))
+        for i, row in enumerate(picks)
+    ]

@@ -1,11 +1,12 @@
 """The sections of a report that show images."""
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropaws.report.charts import OUT, class_color
 from ropaws.report.page import esc
-from ropaws.report.run_files import MissingError, RunFiles
+from ropaws.report.run_files import MissingError, RunFiles, figure
 from ropaws.report.verdict import no_better_than_chance
 
 SHOWN_ERRORS = 24
@@ -155,6 +156,33 @@ def suggestions(files: RunFiles) -> str:
     found = files.found("suggestions")
     if not found:
         return "<p>There is no unlabeled image to label.</p>"
+    text = (
+        "<p>The unlabeled images whose labels would tell the most, best first: each represents many images"
+        " that likely belong to a class and that no label is near to. Label them, add them to the labeled"
+        f" images and train again; <code>ropaws suggest {esc(files.run)} --out next.csv</code> writes the"
+        f" list.{_expected(found)}</p>"
+    )
+    return text + _listed(files, found) + _new_classes(files)
+
+
+def _expected(found: Sequence[Mapping[str, Any]]) -> str:
+    """How many of a list belong to a class; nothing of lists of 0.1.0, which held new classes, too."""
+    likely = [figure(item.get("in_domain")) for item in found if item.get("kind") == "in-class"]
+    if len(likely) < len(found) or None in likely:
+        return ""
+    return f" About {sum(filter(None, likely)):.0f} of the {len(found)} belong to a class."
+
+
+def _new_classes(files: RunFiles) -> str:
+    found = files.evaluation.get("new_classes")
+    if not isinstance(found, list) or not found:
+        return ""
+    text = "<p>Likely new classes: centers of clusters of out-of-class images, the largest first.</p>"
+    return text + _listed(files, found)
+
+
+def _listed(files: RunFiles, found: Sequence[Mapping[str, Any]]) -> str:
+    """The first few, and the others folded away."""
     items = [
         _item(
             files,
@@ -164,11 +192,6 @@ def suggestions(files: RunFiles) -> str:
         )
         for item in found
     ]
-    text = (
-        "<p>The unlabeled images whose labels would tell the most, best first: each represents many uncertain"
-        " images that no label covers yet, or a likely new class. Label them, add them to the labeled images"
-        f" and train again; <code>ropaws suggest {esc(files.run)} --out next.csv</code> writes the list.</p>"
-    )
     shown = f'<div class="list next">{"".join(items[:SHOWN_NEXT])}</div>'
     if len(items) > SHOWN_NEXT:
         rest = "".join(items[SHOWN_NEXT:])
@@ -176,7 +199,7 @@ def suggestions(files: RunFiles) -> str:
             f"<details><summary>{len(items) - SHOWN_NEXT} more</summary>"
             f'<div class="list next">{rest}</div></details>'
         )
-    return text + shown
+    return shown
 
 
 def _item(files: RunFiles, image: int, words: str) -> str:

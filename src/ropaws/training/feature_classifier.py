@@ -1,5 +1,6 @@
 """A classifier on feature arrays in memory: RoPAWS's head, or its closed form, beside logistic regression."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -90,9 +91,19 @@ def start_encoder(features: FeatureRows) -> Encoder:
 
 
 def train_head(
-    encoder: Encoder, features: FeatureRows, labeled: LabeledRows, method: Method, *, steps: int, seed: int
+    encoder: Encoder,
+    features: FeatureRows,
+    labeled: LabeledRows,
+    method: Method,
+    *,
+    steps: int,
+    seed: int,
+    after_step: Callable[[int], object] = lambda _: None,
 ) -> nn.Module:
-    """Train the head of an encoder that start_encoder made. Returns the model, in evaluation mode."""
+    """Train the head of an encoder that start_encoder made. Returns the model, in evaluation mode.
+
+    after_step: called with the number of steps that are done; an error that it raises ends the training.
+    """
     several = features.random_views is not None
     model = method.build(encoder, classes=labeled.classes, pool=len(features))
     augment = AugmentConfig(small_crops=2 if several else 0)
@@ -108,8 +119,8 @@ def train_head(
     )
     rate = learning_rate(feature_head.OPTIM, steps)
     optimizer = build_optimizer(model, feature_head.OPTIM)
-    for _ in fit(model, method, stream.batches(0, steps), optimizer, rate, pool_pass=stream.pool_pass):
-        pass
+    for taken in fit(model, method, stream.batches(0, steps), optimizer, rate, pool_pass=stream.pool_pass):
+        after_step(taken.step + 1)
     return model.eval()
 
 
@@ -131,15 +142,30 @@ class FeatureClassifier:
         features: Rows, and views of them if there are any.
         labeled: The labeled ones.
         settings: What to fit.
+        after_step: As for train_head.
     """
 
-    def __init__(self, features: FeatureRows, labeled: LabeledRows, settings: ClassifierSettings) -> None:
+    def __init__(
+        self,
+        features: FeatureRows,
+        labeled: LabeledRows,
+        settings: ClassifierSettings,
+        *,
+        after_step: Callable[[int], object] = lambda _: None,
+    ) -> None:
         self.settings = settings
         self.classes = labeled.classes
         self.encoder = start_encoder(features)
         if settings.head:
-            method, steps, seed = head_method(settings), settings.steps, settings.seed
-            train_head(self.encoder, features, labeled, method, steps=steps, seed=seed)
+            train_head(
+                self.encoder,
+                features,
+                labeled,
+                head_method(settings),
+                steps=settings.steps,
+                seed=settings.seed,
+                after_step=after_step,
+            )
         self.prior = self._features_alone(features, labeled)
         self.support = LabeledEmbeddings(self.embed(features[labeled.rows]), labeled.labels, labeled.classes)
         self.temperature = self._chosen_temperature()

@@ -1,0 +1,152 @@
+"""`ropaws suggest`."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ropaws.analysis.suggest import SUGGESTIONS, Found, Suggestion, suggest_and_keep
+from ropaws.cli.parsing import parse
+from ropaws.cli.runs import run_of
+from ropaws.cli.tables import percent, printable
+from ropaws.evaluation.label_choice import STRATEGIES
+from ropaws.evaluation.suggestions import OURS
+from ropaws.models import PRETRAINED
+from ropaws.prediction.embed import EmbedSettings
+from ropaws.prediction.first_suggestions import FIRST, find_first
+from ropaws.runs.atomic import replacing, write_json
+from ropaws.runs.run import POOL
+
+
+@dataclass(frozen=True)
+class Suggest:
+    """Which unlabeled images are most worth a label, best first, and why.
+
+    Of a run, or, before anything is trained, of a folder of images with a few labels or none.
+
+    ropaws suggest runs/mine --n 50 --out next.csv
+    ropaws suggest --unlabeled photos/pool --n 20
+    """
+
+    run: tyro.conf.Positional[Path | None] = None
+    """A run folder."""
+    unlabeled: tuple[Path, ...] = ()
+    """Instead of a run: folders, searched recursively, images, tables of paths, .npz files, datasets."""
+    labeled: tuple[Path, ...] = ()
+    """With --unlabeled, if some are labeled already: folders with one folder per class, tables ..."""
+    n: int | None = None
+    """How many; by default 50 of a run, 20 of a folder."""
+    new_classes: int = 5
+    """Likely new classes to list besides, at most."""
+    out: Path | None = None
+    """Also write the suggestions to a .csv or .json file."""
+    strategy: str = OURS
+    """coverage; or another way, to compare: random, gated-random, k-means, typiclust, probcover, margin,
+    coreset."""
+    pool: int = POOL
+    """Of a run: unlabeled images to choose from, at most; 0 for all."""
+    method: str | None = None
+    """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
+    backbone: str | None = None
+    """With --unlabeled: efficientnet-lite0 (the default), timm:NAME, or the network of --init."""
+    init: Path = PRETRAINED
+    """With --unlabeled: its weights: pretrained, or a .pth or .safetensors file."""
+    cache: Path | None = None
+    """With --unlabeled: folder that keeps features for later; by default ~/.cache/ropaws/features."""
+    device: str | None = None
+    """Where to compute; by default as the run was trained, or the fastest there is."""
+
+
+def suggest(arguments: list[str]) -> None:
+    command = parse(Suggest, "suggest", arguments)
+    _check(command)
+    found = _of_run(command, command.run) if command.run is not None else _of_images(command)
+    if not found.suggestions:
+        print("There is no unlabeled image to suggest.")
+        return
+    if command.out is not None:
+        _write(command.out, found.suggestions)
+    console = Console()
+    where = command.run or " ".join(map(str, command.unlabeled))
+    console.print(_table(f"Most worth a label in {where}", found.suggestions))
+    expected = sum(item["in_domain"] for item in found.suggestions)
+    print(f"Expected to belong to a class: {expected:.1f} of {len(found.suggestions)}")
+    if found.new_classes:
+        console.print(_table("Likely new classes, not part of the list above", found.new_classes))
+    if command.out is not None:
+        print(f"Written: {command.out}")
+
+
+def _check(command: Suggest) -> None:
+    """Raise an error for what does not fit together, before anything is computed."""
+    if (command.run is None) == (not command.unlabeled):
+        raise ValueError(
+            "name a run folder, or images with --unlabeled, not both:"
+            " ropaws suggest runs/mine, ropaws suggest --unlabeled photos/pool"
+        )
+    if command.run is not None and command.labeled:
+        raise ValueError("--labeled goes with --unlabeled; a run knows its labels")
+    if command.strategy not in (OURS, *STRATEGIES):
+        raise ValueError(
+            f"--strategy must be one of {', '.join((OURS, *STRATEGIES))}, got {command.strategy}"
+        )
+    if command.out is not None and command.out.suffix not in (".csv", ".json"):
+        raise ValueError(f"--out must end in .csv or .json, got {command.out}")
+    if command.out is not None and not command.out.parent.is_dir():
+        raise FileNotFoundError(f"--out: no folder {command.out.parent}; create it first")
+
+
+def _of_run(command: Suggest, path: Path) -> Found:
+    run = run_of(path, command.method, pool=command.pool, device=command.device)
+    count = SUGGESTIONS if command.n is None else command.n
+    return suggest_and_keep(run, count, new=command.new_classes, strategy=command.strategy)
+
+
+def _of_images(command: Suggest) -> Found:
+    settings = EmbedSettings(
+        backbone=command.backbone,
+        init=command.init,
+        views=0,
+        cache=command.cache,
+        device=command.device or "auto",
+    )
+    return find_first(
+        command.unlabeled,
+        command.labeled,
+        settings,
+        FIRST if command.n is None else command.n,
+        new=command.new_classes,
+        strategy=command.strategy,
+    )
+
+
+def _table(title: str, found: Sequence[Suggestion]) -> Table:
+    table = Table(title=escape(printable(title)))
+    table.add_column("", justify="right")
+    table.add_column("image", overflow="fold")
+    table.add_column("P(in-class)", justify="right")
+    table.add_column("stands for", justify="right")
+    table.add_column("why")
+    for item in found:
+        figures = percent(item["in_domain"]), f"{item['stands_for']:,}"
+        cells = (str(item["rank"]), item["name"], *figures, item["reason"])
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    return table
+
+
+def _write(out: Path, found: Sequence[Suggestion]) -> None:
+    if out.suffix == ".json":
+        write_json(out, found)
+        return
+    with (
+        replacing(out) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        writer = csv.DictWriter(file, fieldnames=list(found[0]))
+        writer.writeheader()
+        writer.writerows(found)

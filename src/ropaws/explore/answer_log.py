@@ -1,0 +1,310 @@
+"""What a person has said of images: an append-only log on disk, and the state that follows from it.
+
+Every answer is one line of JSON, written and flushed to the disk before it counts. The state is what remains
+when all lines are applied in order, without those that a later line takes back. So undo survives a restart,
+and several tabs cannot overwrite each other: each only adds lines.
+"""
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+
+try:
+    import fcntl
+except ImportError:  # Windows: two servers on one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
+SKIPPED = -3  # the person could not tell, or did not want to
+UNDOABLE = ("label", "confirm", "class", "merge")
+LONGEST_NAME = 100  # characters of a class name
+MOST_CLASSES = 1000
+
+Entry = dict[str, Any]
+
+
+class RefusedError(ValueError):
+    """What was asked for is not possible now; the message says why."""
+
+
+class Recent(NamedTuple):
+    """An answer that no round knows yet."""
+
+    entry: int  # its place in the log
+    images: int
+    right: list[bool]  # whether the prediction was, for each image that had one
+
+
+@dataclass
+class Answers:
+    """What follows from the log. Images are known by name: their numbers change when files are added."""
+
+    classes: dict[int, str] = field(default_factory=dict)  # name by id, in the order in which they were made
+    labels: dict[str, int] = field(default_factory=dict)  # class id, OUT_OF_CLASS or SKIPPED by image
+    confirmed: set[str] = field(default_factory=set)  # whose suspected label is right
+    audit: list[str] = field(default_factory=list)  # images of the last random sample
+    audited: set[str] = field(default_factory=set)  # images of any random sample
+    rounds: list[Entry] = field(default_factory=list)  # facts about each refit
+    recent: list["Recent"] = field(default_factory=list)  # answers since the last round was begun
+
+    @property
+    def answers_since(self) -> int:
+        """Images that were answered since the last round was begun."""
+        return sum(answer.images for answer in self.recent)
+
+    @property
+    def right_since(self) -> list[bool]:
+        """Of those of them that had a prediction: was it right?"""
+        return [right for answer in self.recent for right in answer.right]
+
+    def apply(self, entry: Entry) -> None:
+        getattr(self, f"_{entry['do']}")(entry)
+
+    def _label(self, entry: Entry) -> None:
+        self._give(entry["images"], entry["label"])
+        right: list[bool] = []
+        if entry["label"] >= 0 or entry["label"] == OUT_OF_CLASS:
+            right = [said == entry["label"] for said in entry.get("said", ()) if said != UNLABELED]
+        self.recent.append(Recent(entry["n"], len(entry["images"]), right))
+
+    def _give(self, images: Sequence[str], label: int) -> None:
+        if label >= 0 and label not in self.classes:
+            return  # of a class that is gone
+        for image in images:
+            self.confirmed.discard(image)
+            if label == UNLABELED:
+                self.labels.pop(image, None)
+            else:
+                self.labels[image] = label
+
+    def _confirm(self, entry: Entry) -> None:
+        self.confirmed.update(image for image in entry["images"] if self.labels.get(image, UNLABELED) >= 0)
+
+    def _class(self, entry: Entry) -> None:
+        self.classes[entry["id"]] = entry["name"]
+        if entry.get("images"):
+            self._label({**entry, "label": entry["id"]})
+
+    def _merge(self, entry: Entry) -> None:
+        if entry["id"] not in self.classes or entry["into"] not in self.classes:
+            return
+        del self.classes[entry["id"]]
+        for image, label in self.labels.items():
+            if label == entry["id"]:
+                self.labels[image] = entry["into"]
+
+    def _audit(self, entry: Entry) -> None:
+        self.audit = list(entry["images"])
+        self.audited.update(self.audit)
+
+    def _round(self, entry: Entry) -> None:
+        self.rounds.append(entry["facts"])
+        self.recent = [answer for answer in self.recent if answer.entry >= entry["upto"]]
+
+
+class AnswerLog:
+    """The log of a folder, open for writing by one process.
+
+    Args:
+        path: The file; made if it is not there.
+        read_only: Nothing is written, not even the file.
+
+    Attributes:
+        answers: What follows from the log.
+        notices: What was wrong with the file, one line each.
+
+    Raises:
+        OSError: The file cannot be opened, or another process has it open.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self.read_only = read_only
+        self.notices: list[str] = []
+        self.entries: list[Entry] = []
+        self._file = -1 if read_only else self._open()
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            self._read()
+            undo.pop_all()
+        self.answers = self._folded()
+
+    @property
+    def revision(self) -> int:
+        """Grows with every entry."""
+        return len(self.entries)
+
+    def append(self, do: str, tab: str = "", **facts: Any) -> Entry:
+        """Add an entry: on disk first, then in the state.
+
+        Raises:
+            OSError: It could not be written, for instance because the disk is full; nothing has changed.
+        """
+        if self.read_only:
+            raise RefusedError("this is read-only: started with --read-only")
+        entry = {"n": len(self.entries), "time": _now(), "tab": tab, "do": do, **facts}
+        self._write(entry)
+        self.entries.append(entry)
+        if do == "undo":
+            self.answers = self._folded()
+        else:
+            self.answers.apply(entry)
+        return entry
+
+    def last_undoable(self, tab: str) -> Entry | None:
+        """What undo of a tab takes back: its own last entry. A tab without any takes back the last of all."""
+        gone = self._undone()
+        candidates = [e for e in self.entries if e["do"] in UNDOABLE and e["n"] not in gone]
+        own = [entry for entry in candidates if entry["tab"] == tab]
+        if own or not any(e["tab"] == tab for e in self.entries):
+            return next(reversed(own or candidates), None)
+        return None
+
+    def undo(self, tab: str) -> Entry:
+        """Take back what last_undoable says; returns it.
+
+        Raises:
+            RefusedError: There is nothing to take back, or later answers need it.
+        """
+        entry = self.last_undoable(tab)
+        if entry is None:
+            raise RefusedError("there is nothing to undo in this tab")
+        if entry["do"] == "class" and self._is_new(entry) and self._used_after(entry):
+            raise RefusedError(
+                f"other answers use the class {entry['name']!r}; merge it instead of undoing it"
+            )
+        self.append("undo", tab, of=entry["n"])
+        return entry
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _is_new(self, entry: Entry) -> bool:
+        """Did it make the class, and not rename it?"""
+        return not any(e["do"] == "class" and e["id"] == entry["id"] for e in self.entries[: entry["n"]])
+
+    def _used_after(self, entry: Entry) -> bool:
+        gone, number = self._undone(), entry["id"]
+        return any(
+            number in (e.get("label"), e.get("id"), e.get("into"))
+            for e in self.entries[entry["n"] + 1 :]
+            if e["do"] in UNDOABLE and e["n"] not in gone
+        )
+
+    def _undone(self) -> set[int]:
+        return {entry["of"] for entry in self.entries if entry["do"] == "undo"}
+
+    def _folded(self) -> Answers:
+        answers, gone = Answers(), self._undone()
+        for entry in self.entries:
+            if entry["n"] not in gone and entry["do"] != "undo":
+                answers.apply(entry)
+        return answers
+
+    def _open(self) -> int:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        file = os.open(self.path, flags, 0o644)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(f"{self.path} is not a regular file; remove it")
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise OSError(
+                f"another `ropaws explore` has {self.path.parent} open; use its page, or stop it first"
+            ) from None
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def _read(self) -> None:
+        """All whole entries. A line that was cut at the end is removed: its answer was never confirmed."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            self.notices.append(f"{self.path}: the last line was cut, and is left out")
+            if not self.read_only:
+                os.ftruncate(self._file, whole)
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
+            try:
+                entry = _checked(json.loads(line), len(self.entries))
+            except (ValueError, RecursionError) as error:
+                self.notices.append(f"{self.path}, line {number} is damaged and left out: {error}")
+                # Later entries count from here; an undo must still find the entry that it means.
+                self.entries.append({"n": len(self.entries), "do": "undo", "of": -1, "tab": ""})
+                continue
+            self.entries.append(entry)
+
+    def _write(self, entry: Entry) -> None:
+        line = (json.dumps(entry, separators=(",", ":")) + "\n").encode()
+        size = os.fstat(self._file).st_size
+        try:
+            written = 0
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+            os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, size)  # no part of a line stays
+            raise OSError(
+                error.errno, f"the answer could not be saved in {self.path}: {error.strerror}"
+            ) from error
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _checked(entry: object, number: int) -> Entry:
+    """An entry of the file; the file may be damaged, or a stranger's."""
+    if not isinstance(entry, dict) or entry.get("n") != number or not isinstance(entry.get("tab"), str):
+        raise ValueError("not an entry")
+    shapes: Mapping[str, Mapping[str, type]] = {
+        "label": {"images": list, "label": int},
+        "confirm": {"images": list},
+        "class": {"id": int, "name": str},
+        "merge": {"id": int, "into": int},
+        "undo": {"of": int},
+        "audit": {"images": list},
+        "round": {"facts": dict, "upto": int},
+    }
+    shape = shapes.get(entry.get("do", ""))
+    if shape is None or any(type(entry.get(name)) is not kind for name, kind in shape.items()):
+        raise ValueError("not an entry")
+    images, said = entry.get("images", []), entry.get("said", [])
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise ValueError("images must be names")
+    if not isinstance(said, list) or not all(type(value) is int for value in said):
+        raise ValueError("said must be numbers")
+    return entry
+
+
+def checked_class_name(name: object, taken: Iterator[str] | Sequence[str]) -> str:
+    """A name for a class: one line of text, not one that another class has.
+
+    Raises:
+        RefusedError: It is not.
+    """
+    if not isinstance(name, str) or not name.strip():
+        raise RefusedError("a class needs a name")
+    name = " ".join(name.split())
+    if len(name) > LONGEST_NAME:
+        raise RefusedError(f"a class name has at most {LONGEST_NAME} characters, got {len(name)}")
+    if not name.isprintable():
+        raise RefusedError("a class name must not have control characters")
+    if name.casefold() in ("out-of-class", "skipped"):
+        raise RefusedError(f"{name!r} has a meaning of its own; choose another name")
+    if name.casefold() in {other.casefold() for other in taken}:
+        raise RefusedError(f"there is a class {name!r} already")
+    return name

@@ -1,0 +1,231 @@
+"""One round: fit a classifier to the answers, and draw from it all that the page shows."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ropaws.batch import Share
+from ropaws.data.features import FeatureRows
+from ropaws.evaluation.accuracy_estimate import AccuracyEstimate, PoolAccuracy, pool_accuracy
+from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.evaluation.label_errors import SuspectedError, rank_label_errors
+from ropaws.evaluation.suggestions import (
+    NewClass,
+    Suggestion,
+    in_class_probability,
+    new_classes,
+    suggest,
+)
+from ropaws.training import feature_head
+from ropaws.training.feature_classifier import ClassifierSettings, FeatureClassifier, LabeledRows
+
+BLOCK = 2048
+IN_CLASS = 0.5  # probability of belonging to any class below which an image is taken for out-of-class
+SUGGESTED = 20  # images that a round suggests, or as many as there are classes
+NEW_CLASSES = 12  # clusters of out-of-class images that are shown, at most
+FOLDS = 5  # of the labels, to see how often the classifier is right
+LEAST_TO_ESTIMATE = 10  # labels
+
+Report = Callable[[str, float | None], object]  # what is done, and how far; an error that it raises ends it
+
+
+class Answered(NamedTuple):
+    """The answers as numbers."""
+
+    labels: Tensor  # (n,) position among `classes`, UNLABELED or OUT_OF_CLASS
+    classes: tuple[int, ...]  # ids of the classes that have labels
+    audited: Tensor  # (n,) bool: drawn at random
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a classifier says of all images. Classes are columns here; `classes` has their ids."""
+
+    classes: tuple[int, ...]
+    probs: NDArray[np.float32]  # (n, c), given in-class
+    in_class: NDArray[np.float32]  # (n,) probability of belonging to any class
+    threshold: float = IN_CLASS
+    share: Share | None = None
+    suggestions: Sequence[Suggestion] = ()
+    clusters: Sequence[NewClass] = ()
+    suspects: dict[int, SuspectedError] = field(default_factory=dict)  # by image, the most suspect first
+    accuracy: PoolAccuracy | None = None
+    seconds: float = 0.0
+
+    @property
+    def predicted(self) -> NDArray[np.int16]:
+        """Class id, OUT_OF_CLASS, or UNLABELED where nothing is known.   ->  (n,)"""
+        if not self.classes:
+            return np.full(len(self.in_class), UNLABELED, np.int16)
+        ids = np.array(self.classes, np.int16)[self.probs.argmax(axis=1)]
+        return np.where(self.in_class >= self.threshold, ids, np.int16(OUT_OF_CLASS))
+
+    @property
+    def confidence(self) -> NDArray[np.float32]:
+        """Probability of the predicted answer.   ->  (n,)"""
+        if not self.classes:
+            return np.zeros(len(self.in_class), np.float32)
+        best = self.probs.max(axis=1) * self.in_class
+        return np.where(self.in_class >= self.threshold, best, 1 - self.in_class).astype(np.float32)
+
+
+def nothing_known(images: int) -> Fitted:
+    """Before the first round."""
+    return Fitted((), np.zeros((images, 0), np.float32), np.ones(images, np.float32))
+
+
+def cold_start(points: Tensor, labels: Tensor) -> Fitted:
+    """Without a label of any class: what to label first.   points (n, d), labels (n,) all below 0"""
+    first = suggest(points, labels, classes=1, count=SUGGESTED)
+    return replace(nothing_known(len(points)), suggestions=first)
+
+
+def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
+    """Fit to the answers, without the estimate of the accuracy: that takes several fits more.
+
+    Args:
+        points: Frozen features of all images, (n, d).
+        answered: The answers.
+        report: Told what is done; what it raises ends the round.
+    """
+    if not answered.classes:
+        return cold_start(points, answered.labels)
+    began = time.perf_counter()
+    classes = len(answered.classes)
+    steps = feature_head.STEPS
+    probs, share = _class_probs(
+        points, answered.labels, classes, steps, lambda done: report("refitting", 0.8 * done / steps)
+    )
+    report("finding what is out-of-class", 0.8)
+    in_class = in_class_probability(points, answered.labels, classes=classes)
+    report("choosing what to label next", 0.85)
+    count = max(SUGGESTED, classes)
+    suggestions = suggest(
+        points, answered.labels, classes=classes, count=count, in_class=in_class, probs=probs
+    )
+    clusters = new_classes(points, answered.labels, in_class, most=NEW_CLASSES)
+    report("looking for label errors", 0.95)
+    return Fitted(
+        answered.classes,
+        probs.numpy().astype(np.float32),
+        in_class.numpy().astype(np.float32),
+        share=share,
+        suggestions=suggestions,
+        clusters=clusters,
+        suspects=find_suspects(points, answered),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def find_suspects(points: Tensor, answered: Answered) -> dict[int, SuspectedError]:
+    rows = (answered.labels != UNLABELED).nonzero().squeeze(1)
+    if len(rows) < 3:
+        return {}
+    found = rank_label_errors(points[rows], answered.labels[rows], classes=len(answered.classes))
+    return {int(rows[error.position]): error for error in found}
+
+
+def estimate(points: Tensor, answered: Answered, fitted: Fitted, report: Report) -> PoolAccuracy | None:
+    """How accurate the answers are for images without a label; None where labels are too few.
+
+    Every answer is predicted by a classifier that has not seen it: in folds, each fitted with a third of the
+    steps. As for fit_round.
+    """
+    rows = (answered.labels != UNLABELED).nonzero().squeeze(1)
+    classes = len(answered.classes)
+    if len(rows) < LEAST_TO_ESTIMATE or classes == 0 or not bool((answered.labels == UNLABELED).any()):
+        return None
+    held_out = torch.zeros(len(rows), classes + 1)
+    fold = _folds(answered.labels[rows])
+    for number in range(FOLDS):
+        out = fold == number
+        hidden = answered.labels.clone()
+        hidden[rows[out]] = UNLABELED
+        report("estimating the accuracy", number / FOLDS)
+        held_out[out] = _open_set_probs(points, hidden, classes, rows[out], report)
+    rest = answered.labels == UNLABELED
+    inside = torch.from_numpy(fitted.in_class)[rest, None]
+    pool = torch.cat([torch.from_numpy(fitted.probs)[rest] * inside, 1 - inside], dim=1)
+    return pool_accuracy(held_out, answered.labels[rows], answered.audited[rows], pool)
+
+
+def _open_set_probs(points: Tensor, labels: Tensor, classes: int, rows: Tensor, report: Report) -> Tensor:
+    """Of some rows, by the labels that are left; the last column is out-of-class.   ->  (k, c + 1)"""
+    present = labels[labels >= 0].unique()
+    probs = torch.zeros(len(rows), classes + 1)
+    if len(present) == 0:
+        probs[:, -1] = 1.0
+        return probs
+    numbers = torch.full((classes,), -1)
+    numbers[present] = torch.arange(len(present))
+    known = torch.where(labels >= 0, numbers[labels.clamp_min(0)], labels)
+
+    def after_step(_: int) -> None:
+        report("estimating the accuracy", None)
+
+    found, _ = _class_probs(points, known, len(present), feature_head.STEPS // 3, after_step, rows)
+    in_class = in_class_probability(points, known, classes=len(present))[rows, None]
+    probs[:, present] = found * in_class
+    probs[:, -1:] = 1 - in_class
+    return probs
+
+
+def _class_probs(
+    points: Tensor,
+    labels: Tensor,
+    classes: int,
+    steps: int,
+    after_step: Callable[[int], object],
+    rows: Tensor | None = None,
+) -> tuple[Tensor, Share | None]:
+    """Class probabilities of rows, all by default, given in-class.   ->  (k, c), share in-class
+
+    What a person called out-of-class is not learned from.
+    """
+    learned = (labels != OUT_OF_CLASS).nonzero().squeeze(1)
+    known = labels[learned]
+    where = (known >= 0).nonzero().squeeze(1)
+    labeled = LabeledRows(where, known[where], classes)
+    settings = ClassifierSettings(head=classes > 1 and len(where) < len(known), steps=steps)
+    model = FeatureClassifier(FeatureRows(points[learned]), labeled, settings, after_step=after_step)
+    asked = points if rows is None else points[rows]
+    return torch.cat([model.predict(part).probs for part in asked.split(BLOCK)]), model.share
+
+
+def _folds(labels: Tensor) -> Tensor:
+    """The fold in which each answer is hidden; each has as equal a share of every answer as can be."""
+    fold = torch.empty_like(labels)
+    random = torch.Generator().manual_seed(0)
+    for label in labels.unique().tolist():
+        mine = (labels == label).nonzero().squeeze(1)
+        fold[mine[torch.randperm(len(mine), generator=random)]] = torch.arange(len(mine)) % FOLDS
+    return fold
+
+
+def estimate_facts(accuracy: PoolAccuracy | None) -> dict[str, Any] | None:
+    """For the page; None where nothing can be said."""
+    if accuracy is None or (accuracy.in_class is None and accuracy.overall is None):
+        return None
+
+    def ends(found: AccuracyEstimate | None, name: str) -> dict[str, float | None]:
+        if found is None:
+            return {name: None, f"{name}_low": None, f"{name}_high": None}
+        return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+
+    inside = ends(accuracy.in_class, "accuracy")
+    shown = accuracy.in_class or accuracy.overall
+    assert shown is not None
+    return {
+        "accuracy": inside["accuracy"],
+        "low": inside["accuracy_low"],
+        "high": inside["accuracy_high"],
+        "labels": shown.labels,
+        "kind": shown.kind,
+        **ends(accuracy.overall, "overall"),
+    }

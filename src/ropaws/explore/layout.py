@@ -1,0 +1,116 @@
+"""Where the images stand on the map, and which of them are nearly the same."""
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ropaws.evaluation.projection import tsne
+from ropaws.runs.atomic import replacing
+
+LANDMARKS = 3000  # images that t-SNE places; the others stand among the landmarks that are most like them
+NEIGHBORS = 5
+SHARPNESS = 0.05  # of the cosine, in which a neighbor's say falls by e
+JITTER = 0.006  # of the width of the map: images with the same neighbors do not hide each other
+ALIKE = 0.985  # cosine of centered features from which on two images are near duplicates
+SKETCH = 64  # dimensions in which candidates are found
+BLOCK, DUPLICATE_BLOCK = 2048, 256
+
+
+def quick_map(points: Tensor) -> NDArray[np.float32]:
+    """The two main directions: at once, and rough.   (n, d)  ->  (n, 2) within -1 and 1"""
+    plane = torch.zeros(len(points), 2)
+    plane[:, : min(2, points.shape[1])] = points[:, :2]
+    return _fitted(plane.numpy())
+
+
+def full_map(points: Tensor) -> NDArray[np.float32]:
+    """t-SNE of a sample, and all others beside the images of the sample that are most like them.
+
+    (n, d)  ->  (n, 2) within -1 and 1
+    """
+    rows = F.normalize(points, dim=1)
+    if len(rows) < 4:
+        return quick_map(points)
+    random = torch.Generator().manual_seed(0)
+    chosen = torch.randperm(len(rows), generator=random)[:LANDMARKS]
+    landmarks = torch.from_numpy(_fitted(tsne(rows[chosen])))
+    parts = []
+    for part in rows.split(BLOCK):
+        near, where = (part @ rows[chosen].T).topk(min(NEIGHBORS, len(chosen)), dim=1)
+        weights = (near / SHARPNESS).softmax(dim=1)
+        parts.append((weights[:, :, None] * landmarks[where]).sum(dim=1))
+    placed = torch.cat(parts)
+    placed += JITTER * torch.randn(placed.shape, generator=random)
+    placed[chosen] = landmarks
+    return _fitted(placed.numpy())
+
+
+def _fitted(plane: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Centered, the larger side from -1 to 1."""
+    low, high = plane.min(axis=0, initial=0.0), plane.max(axis=0, initial=0.0)
+    if len(plane):
+        low, high = plane.min(axis=0), plane.max(axis=0)
+    half = max(float((high - low).max()) / 2, 1e-9)
+    return np.asarray((plane - (low + high) / 2) / half, np.float32)
+
+
+def write_map(path: Path, plane: NDArray[np.float32], points: Tensor) -> None:
+    """Keep a map for the next start."""
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, plane=plane, made_from=np.array(_digest(points)))
+
+
+def read_map(path: Path, points: Tensor) -> NDArray[np.float32] | None:
+    """The map of an earlier start, if it is of the same features."""
+    if not path.is_file() or path.is_symlink():
+        return None
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
+            plane, made_from = kept["plane"], str(kept["made_from"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    fits = plane.shape == (len(points), 2) and made_from == _digest(points)
+    return np.asarray(plane, np.float32) if fits and np.isfinite(plane).all() else None
+
+
+def _digest(points: Tensor) -> str:
+    return hashlib.blake2b(points.contiguous().numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def near_duplicates(points: Tensor) -> NDArray[np.int32]:
+    """Group of each image that has near duplicates, numbered by its first image; -1 for the others.
+
+    An image that has joined a group looks for no others: a thousand copies are found by the first.
+    (n, d)  ->  (n,)
+    """
+    rows = F.normalize(points, dim=1)
+    sketch, lengths = points[:, :SKETCH], points.norm(dim=1)
+    squares = sketch.square().sum(dim=1)
+    group = np.full(len(rows), -1, np.int32)
+    for start in range(0, len(rows), DUPLICATE_BLOCK):
+        part, rest = slice(start, start + DUPLICATE_BLOCK), slice(start, None)
+        # In the first directions alone two rows are no farther apart than in all of them.
+        apart = squares[part, None] + squares[None, rest] - 2 * sketch[part] @ sketch[rest].T
+        near = (apart <= _squared_limit(lengths[part, None], lengths[None, rest]) + 1e-5).triu(diagonal=1)
+        for row in near.any(dim=1).nonzero().squeeze(1).tolist():
+            first = start + row
+            if group[first] >= 0:
+                continue
+            others = near[row].nonzero().squeeze(1) + start
+            alike = others[rows[others] @ rows[first] >= ALIKE].numpy()
+            alike = alike[group[alike] < 0]
+            if len(alike):
+                group[first] = first
+                group[alike] = first
+    return group
+
+
+def _squared_limit(a: Tensor, b: Tensor) -> Tensor:
+    """Of the distance of two rows of these lengths whose cosine is ALIKE."""
+    return a.square() + b.square() - 2 * ALIKE * a * b

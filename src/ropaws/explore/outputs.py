@@ -1,0 +1,239 @@
+"""What a person takes away: sorted folders, a table of predictions, a trained run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.explore.answer_log import SKIPPED, RefusedError
+from ropaws.explore.images import ArrayImages, ListedImages
+from ropaws.explore.jobs import CancelledError, Job
+from ropaws.explore.label_table import write_table
+from ropaws.explore.session import TABLE, Session
+from ropaws.prediction.export import Sorter, columns, write_labels
+from ropaws.prediction.predict import Prediction
+from ropaws.runs.atomic import make_folder, replacing
+from ropaws.runs.layout import CONFIG, METRICS, MODEL, REPORT
+
+PREDICTIONS, SORTED, ARRAYS = "predictions.csv", "sorted", "images.npz"
+RUNS = {"run": "run", "finetune": "finetuned"}  # folder of each kind of training
+TRAIN_LOG = "train.log"
+POLL_SECONDS = 0.5
+
+
+def export(session: Session, kind: str) -> str:
+    """Start to write something in the folder of the session. Returns a line about it.
+
+    Raises:
+        RefusedError: It cannot be written now; the message says why.
+    """
+    works = {"folders": _sort, "predictions": _write_predictions}
+    if kind in works:
+        if kind == "folders" and not _are_files(session):
+            raise RefusedError(
+                "these images are not files of their own, so they cannot be sorted into folders"
+            )
+        job = Job("export", f"writing {SORTED if kind == 'folders' else PREDICTIONS}", fraction=0.0)
+        if not session.jobs.start(job, lambda running: works[kind](session, running)):
+            raise RefusedError("another export is running; wait for it, or cancel it")
+        return job.text
+    with session.lock:
+        labels = [label for label in session.answers.labels.values() if label >= 0]
+    if len(set(labels)) < 2:
+        raise RefusedError("training needs labels of at least two classes; label more images first")
+    job = Job("train", "training", fraction=0.0)
+    folder = _free(session.folder / RUNS[kind])
+    if not session.jobs.start(job, lambda running: _train(session, running, folder, kind == "finetune")):
+        raise RefusedError("a training is running; wait for it, or cancel it")
+    return f"training into {folder}"
+
+
+def predictions(session: Session) -> Iterator[tuple[int, Prediction]]:
+    """The answer of the person where there is one, else that of the classifier; by number."""
+    with session.lock:
+        fitted, codes, predicted = session.fitted, session.codes.copy(), session.predicted
+        names, confidence = dict(session.answers.classes), session.confidence
+    places = {number: place for place, number in enumerate(fitted.classes)}
+    for number, name in enumerate(session.pool.images.names):
+        own = codes[number] >= 0 or codes[number] == OUT_OF_CLASS
+        answer = int(codes[number] if own else predicted[number])
+        probs = dict.fromkeys(names, 0.0)
+        if own and answer >= 0:
+            probs[answer] = 1.0
+        else:
+            probs |= {
+                key: float(fitted.probs[number, place]) for key, place in places.items() if key in probs
+            }
+        best = answer if answer >= 0 else max(probs, key=lambda key: probs[key], default=UNLABELED)
+        yield (
+            number,
+            Prediction(
+                path=name,
+                label=names.get(best, ""),
+                confidence=1.0 if own else float(confidence[number]),
+                in_domain=float(answer >= 0) if own else float(fitted.in_class[number]),
+                out_of_class=answer == OUT_OF_CLASS,
+                nearest="",
+                similarity=0.0,
+                probabilities=tuple(probs.values()),
+            ),
+        )
+
+
+def _write_predictions(session: Session, job: Job) -> None:
+    """All images with class, confidence and in-domain probability; `answered` says who gave the label."""
+    names, total = tuple(session.answers.classes.values()), len(session.pool)
+    codes = session.codes.copy()
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, prediction in predictions(session):
+            job.report(f"writing {PREDICTIONS}", number / total)
+            row = columns(prediction, names, None)
+            del row["nearest"], row["similarity"]
+            yield row | {"answered": "yes" if codes[number] not in (UNLABELED, SKIPPED) else ""}
+
+    path = session.folder / PREDICTIONS
+    write_labels(path, rows())
+    session.notice = f"Written: {path}"
+
+
+def _sort(session: Session, job: Job) -> None:
+    """Copies of all images in a folder for each class; those of no class in out-of-class."""
+    target = session.folder / SORTED
+    sorter = Sorter(target, move=False)
+    total = len(session.pool)
+    count = 0
+    for number, prediction in predictions(session):
+        job.report("planning", 0.5 * number / total)
+        path = session.pool.images.path(number)
+        if path is not None and path.is_file() and (prediction.label or prediction.out_of_class):
+            sorter.plan(prediction)
+            count += 1
+    job.report("copying", 0.5)
+    sorter.carry_out()
+    session.notice = f"Written: {count:,} images in {target}"
+
+
+def _are_files(session: Session) -> bool:
+    return isinstance(session.pool.images, ListedImages) and session.pool.images.path(0) is not None
+
+
+# Training, in a process of its own: it can be stopped, and resumed by hand
+
+
+def training_command(session: Session, folder: Path, *, whole: bool) -> list[str]:
+    """`ropaws train` on the answers, as a person could type it."""
+    options = ["--labeled", str(session.folder / TABLE)]
+    if _are_files(session):
+        if session.pool.sources:
+            options += ["--unlabeled", *map(str, session.pool.sources)]
+    else:
+        options = ["--labeled", str(session.folder / ARRAYS)]
+    options += [*session.pool.init, "--out", str(folder)]
+    return ["train", *options, *(["--train-backbone"] if whole else [])]
+
+
+def _train(session: Session, job: Job, folder: Path, whole: bool) -> None:
+    job.report("writing the labels", 0.0)
+    _write_inputs(session)
+    make_folder(folder.parent)
+    command = [sys.executable, "-m", "ropaws", *training_command(session, folder, whole=whole)]
+    log = session.folder / TRAIN_LOG
+    with replacing(log) as temporary, temporary.open("w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                job.report(*_progress(folder))
+                job.stop.wait(POLL_SECONDS)
+        except CancelledError:
+            process.send_signal(signal.SIGINT)  # it saves a checkpoint, and can be resumed
+            process.wait()
+            session.notice = f"Training was stopped; `ropaws train --resume {folder}` continues it"
+            raise
+        finally:
+            said = temporary.read_text(errors="replace").strip().splitlines()
+    if process.returncode != 0:
+        raise ValueError(said[-1] if said else f"`ropaws train` ended with {process.returncode}")
+    session.notice = f"Written: {folder}, with its report"
+
+
+def _write_inputs(session: Session) -> None:
+    """labels.csv as it is now; images that are not files, with their labels, as an array."""
+    with session.lock:
+        session.write_table()
+        codes, names = session.codes.copy(), dict(session.answers.classes)
+        rows = [
+            (name, names.get(label, ""), label == OUT_OF_CLASS)
+            for name, label in session.answers.labels.items()
+            if label != SKIPPED
+        ]
+    write_table(session.folder / TABLE, rows)
+    images = session.pool.images
+    if isinstance(images, ArrayImages):
+        pixels = images.images[torch.arange(len(images))].permute(0, 2, 3, 1).numpy()
+        labels = np.array([names.get(int(code), "") for code in codes])
+        with replacing(session.folder / ARRAYS) as temporary, temporary.open("wb") as file:
+            np.savez(file, images=pixels.squeeze(3) if pixels.shape[3] == 1 else pixels, labels=labels)
+
+
+def _progress(folder: Path) -> tuple[str, float | None]:
+    """From the files of the run: what is written of its steps."""
+    try:
+        steps = json.loads((folder / CONFIG).read_text())["train"]["steps"]
+        with (folder / METRICS).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = file.read().splitlines()
+        done = json.loads(lines[-1])["step"] + 1
+        return f"training, step {done:,} of {steps:,}", done / steps
+    except (OSError, ValueError, KeyError, IndexError, TypeError, ZeroDivisionError):
+        return "preparing the training: features of all views", None
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or the same name with a number, if it is taken."""
+    number, place = 1, folder
+    while place.exists():
+        number += 1
+        place = folder.with_name(f"{folder.name}-{number}")
+    return place
+
+
+def latest_run(session: Session) -> Path | None:
+    """The run that was trained last."""
+    found = [
+        place
+        for name in RUNS.values()
+        for place in session.folder.glob(f"{name}*")
+        if (place / MODEL).is_file() and not place.is_symlink()
+    ]
+    return max(found, key=lambda place: (place / MODEL).stat().st_mtime, default=None)
+
+
+def output_facts(session: Session) -> dict[str, Any]:
+    """Where things are, for the page."""
+    run = latest_run(session)
+    return {
+        "labels_csv": str(session.folder / TABLE),
+        "folder": str(session.folder),
+        "run": None if run is None else str(run),
+        "report": run is not None and (run / REPORT).is_file(),
+    }
+
+
+def report_page(session: Session) -> bytes | None:
+    """The report of the run that was trained last; None without one."""
+    run = latest_run(session)
+    page = None if run is None else run / REPORT
+    if page is None or page.is_symlink() or not page.is_file():
+        return None
+    return page.read_bytes()

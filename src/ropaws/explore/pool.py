@@ -1,0 +1,138 @@
+"""What is explored: images, their features, and the labels that they came with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from torch import Tensor
+
+from ropaws.data.features import FeatureRows, Features, pixels_of, principal_components
+from ropaws.data.files.listing import Listing
+from ropaws.data.files.streaming import ImageStack
+from ropaws.explore.images import ArrayImages, ListedImages, ShownImages
+from ropaws.models.heads import main_directions
+from ropaws.prediction.embed import Embedder, EmbedSettings, list_sources
+from ropaws.runs.images import readable_among
+from ropaws.runs.run import Run
+from ropaws.training import feature_head
+
+BLOCK = 4096  # images whose features are read at a time
+
+
+@dataclass(frozen=True)
+class RunOutputs:
+    """What a run says of the images."""
+
+    probs: NDArray[np.float32]  # (n, c)
+    in_domain: NDArray[np.float32]  # (n,)
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """All images that are shown, labeled or not."""
+
+    title: str
+    images: ShownImages
+    points: Tensor  # (n, d) centered features in their main directions
+    class_names: tuple[str, ...]  # of the labels that the images came with
+    labels: dict[str, str]  # class of each labeled image, by name
+    sources: tuple[Path, ...] = ()  # what training may read as unlabeled; none where they are not files
+    outputs: RunOutputs | None = None
+    unreadable: int = 0
+    init: tuple[str, ...] = ()  # options of `ropaws train` for the same network
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def pool_of_sources(
+    unlabeled: Sequence[Path],
+    labeled: Sequence[Path],
+    settings: EmbedSettings,
+    console: Console,
+) -> Pool:
+    """Images of folders, tables and arrays, with the features of a pretrained network.
+
+    Raises:
+        FileNotFoundError: A source is not there.
+        ValueError: A source has no image, or too few of them can be read.
+    """
+    listing = list_sources(unlabeled, labeled)
+    embedded = Embedder(settings, listing, console).embed(listing)
+    kept = embedded.kept.tolist()
+    images = ListedImages([listing.images[row] for row in kept])
+    named = {name: label for name, label in zip(images.names, embedded.labels, strict=True) if label}
+    return Pool(
+        title=", ".join(source.name or str(source) for source in (*unlabeled, *labeled)),
+        images=images,
+        points=in_main_directions(embedded.rows, embedded.kept),
+        class_names=tuple(sorted(set(named.values()))),
+        labels=named,
+        sources=tuple(source.absolute() for source in unlabeled) if _are_files(listing) else (),
+        unreadable=len(embedded.unreadable),
+        init=_train_options(settings, embedded.facts["size"]),
+    )
+
+
+def pool_of_run(run: Run) -> Pool:
+    """All training images of a run, with the features of its backbone, and what it says of them.
+
+    Raises:
+        ValueError: The run was trained on features, which nobody can look at.
+    """
+    corpus = run.corpus
+    everything = torch.arange(len(corpus.train_images))
+    pixels = pixels_of(corpus.train_images)
+    if isinstance(pixels, Features):
+        raise ValueError(f"{run.path} was trained on features; `ropaws explore` shows images")
+    kept = readable_among(corpus.train_images, everything)
+    images: ShownImages
+    if isinstance(pixels, ImageStack):
+        images = ListedImages([pixels.files[row] for row in kept.tolist()])
+    elif corpus.train_names:
+        images = ListedImages([Path(corpus.train_names[row]) for row in kept.tolist()])
+    else:
+        images = ArrayImages(pixels, run.facts.digest)
+        kept = everything
+    features = FeatureRows(run.features(corpus.train_images, kept))
+    outputs = run.outputs(corpus.train_images, kept, title=f"Looking at {len(kept):,} images, batches")
+    split = run.facts.split
+    place = {row: number for number, row in enumerate(kept.tolist())}
+    labels = {
+        images.names[place[row]]: run.class_names[label]
+        for row, label in zip(split.indices.tolist(), split.labels.tolist(), strict=True)
+        if row in place
+    }
+    return Pool(
+        title=run.path.name,
+        images=images,
+        points=in_main_directions(features, torch.arange(len(kept))),
+        class_names=run.class_names,
+        labels=labels,
+        sources=tuple(map(Path.absolute, run.config.data.unlabeled)) if corpus.train_names else (),
+        outputs=RunOutputs(outputs.probs.numpy(), outputs.in_domain.numpy(), run.threshold),
+        unreadable=len(everything) - len(kept),
+    )
+
+
+def in_main_directions(features: Features, rows: Tensor) -> Tensor:
+    """Centered features, most of whose thousand dimensions are nearly empty.   ->  (n, d)"""
+    mean, components = principal_components(features, min(feature_head.DIMS, features.shape[1]))
+    mean, components = mean.float(), components.float()
+    return torch.cat([main_directions(features[part], mean, components) for part in rows.split(BLOCK)])
+
+
+def _are_files(listing: Listing) -> bool:
+    return all(isinstance(image, Path) for image in listing.images)
+
+
+def _train_options(settings: EmbedSettings, size: int) -> tuple[str, ...]:
+    options = ["--init", str(settings.init)]
+    if settings.backbone is not None:
+        options += ["--backbone", settings.backbone]
+    return (*options, "--augment.size", str(size))

@@ -1,0 +1,468 @@
+"""A person at work on a pool: answers, the classifier of the last round, and what follows from both."""
+
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ropaws.evaluation.accuracy_estimate import audit_half_width, draw_audit
+from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.explore import fitting, layout
+from ropaws.explore.answer_log import (
+    MOST_CLASSES,
+    SKIPPED,
+    AnswerLog,
+    Entry,
+    RefusedError,
+    checked_class_name,
+)
+from ropaws.explore.fitting import Answered, Fitted
+from ropaws.explore.images import Thumbnails
+from ropaws.explore.jobs import Job, Jobs
+from ropaws.explore.label_table import LabelTable
+from ropaws.explore.pool import Pool
+from ropaws.runs.atomic import make_folder
+
+LOG, TABLE, THUMBNAILS, MAP = "answers.jsonl", "labels.csv", "thumbnails", "map.npz"
+ANSWERS_PER_ROUND = 10  # after which the classifier is refitted by itself
+ENOUGH_LABELS = 4  # per class; fewer are pointed out
+AUDIT = 30  # images of a random sample that is offered
+
+
+class Session:
+    """One pool, one folder, any number of tabs.
+
+    All that changes is guarded by one lock; jobs compute on copies and put their result in place at the end.
+
+    Args:
+        pool: What is looked at.
+        folder: Where answers are kept.
+        read_only: Nothing is changed.
+    """
+
+    def __init__(self, pool: Pool, folder: Path, *, read_only: bool = False) -> None:
+        self.pool = pool
+        self.folder = folder
+        self.read_only = read_only
+        self.id = secrets.token_hex(8)
+        self.lock = threading.RLock()
+        if not read_only:
+            make_folder(folder)
+        self.log = AnswerLog(folder / LOG, read_only=read_only)
+        self.number_of = {name: number for number, name in enumerate(pool.images.names)}
+        self.thumbnails = Thumbnails(pool.images, None if read_only else folder / THUMBNAILS)
+        self.table = None if read_only else LabelTable(folder / TABLE, self._failed)
+        self.jobs = Jobs(self._failed)
+        self.auto_refit = not read_only
+        self.error: str | None = None
+        self.notice: str | None = " ".join(self.log.notices) or self._unreadable()
+        self.round = 0
+        self.duplicates = np.full(len(pool), -1, np.int32)
+        self.plane, self.map_version = layout.quick_map(pool.points), 1
+        self._codes = np.full(len(pool), UNLABELED, np.int16)
+        if not read_only:
+            self._take_over()
+        self._renumber()
+        self.fitted = self._first_fit()
+        self._said, self._confidence = self.fitted.predicted, self.fitted.confidence
+        self.write_table()
+
+    # What the person has said
+
+    @property
+    def answers(self) -> Any:
+        return self.log.answers
+
+    def _unreadable(self) -> str | None:
+        count = self.pool.unreadable
+        return f"{count:,} images cannot be read, and are left out" if count else None
+
+    def _take_over(self) -> None:
+        """The labels that the images came with become the first entries of the log."""
+        if self.log.entries:
+            return
+        for number, name in enumerate(self.pool.class_names):
+            images = [image for image, label in self.pool.labels.items() if label == name]
+            self.log.append("class", "", id=number, name=name, images=images)
+        self.log.answers.recent.clear()
+
+    def _renumber(self) -> None:
+        """The state of the log as numbers; images that are not shown any more keep their entries."""
+        codes = np.full(len(self.pool), UNLABELED, np.int16)
+        for name, label in self.answers.labels.items():
+            number = self.number_of.get(name)
+            if number is not None:
+                codes[number] = label
+        self._codes = codes
+
+    @property
+    def codes(self) -> NDArray[np.int16]:
+        """What is known of each image: class id, OUT_OF_CLASS, SKIPPED or UNLABELED.   ->  (n,)"""
+        return self._codes
+
+    def label(self, numbers: Sequence[int], label: int, *, why: str, tab: str) -> int:
+        """Give images a label. Returns the revision.
+
+        Raises:
+            RefusedError: There is no such image or class.
+            OSError: The answer could not be saved.
+        """
+        with self.lock:
+            if label >= 0 and label not in self.answers.classes:
+                raise RefusedError(f"there is no class {label} any more; choose another")
+            if label < SKIPPED:
+                raise RefusedError(f"label must be a class or -1, -2, -3, got {label}")
+            names, said = self._named(numbers), self._said[list(numbers)].tolist()
+            self.log.append("label", tab, images=names, label=label, why=why, said=said)
+            self._after_answer(numbers, label)
+            return self.log.revision
+
+    def confirm(self, numbers: Sequence[int], *, tab: str) -> int:
+        """Say that suspected labels are right. As label."""
+        with self.lock:
+            self.log.append("confirm", tab, images=self._named(numbers))
+            return self.log.revision
+
+    def add_class(self, name: object, numbers: Sequence[int], *, tab: str) -> int:
+        """A new class, and the images that belong to it. Returns its id; as label."""
+        with self.lock:
+            checked = checked_class_name(name, list(self.answers.classes.values()))
+            if len(self.answers.classes) >= MOST_CLASSES:
+                raise RefusedError(f"there can be {MOST_CLASSES} classes at most")
+            known = (entry["id"] for entry in self.log.entries if entry["do"] == "class")
+            number = 1 + max(known, default=-1)
+            said = self._said[list(numbers)].tolist()
+            images = self._named(numbers) if numbers else []
+            self.log.append("class", tab, id=number, name=checked, images=images, said=said)
+            self._after_answer(numbers, number)
+            return number
+
+    def rename_class(self, number: int, name: object, *, tab: str) -> None:
+        """As label."""
+        with self.lock:
+            self._check_class(number)
+            others = [other for key, other in self.answers.classes.items() if key != number]
+            self.log.append("class", tab, id=number, name=checked_class_name(name, others))
+            self.write_table()
+
+    def merge_class(self, number: int, into: int, *, tab: str) -> None:
+        """All images of a class get another one; the first is no more. As label."""
+        with self.lock:
+            self._check_class(number)
+            self._check_class(into)
+            if number == into:
+                raise RefusedError("a class cannot be merged into itself")
+            self.log.append("merge", tab, id=number, into=into)
+            self._renumber()
+            self._merge_predictions(number, into)
+            self.write_table()
+
+    def undo(self, tab: str) -> tuple[str, list[int]]:
+        """Take back the last answer of a tab. Returns what it was, and its images."""
+        with self.lock:
+            entry = self.log.undo(tab)
+            self._renumber()
+            self.write_table()
+            known = (self.number_of.get(name) for name in entry.get("images", ()))
+            return self.describe(entry), [number for number in known if number is not None]
+
+    def describe(self, entry: Entry) -> str:
+        """In words."""
+        images = entry.get("images") or []
+        count = f"{len(images):,} image{'' if len(images) == 1 else 's'}"
+        classes = self.answers.classes
+        if entry["do"] == "class":
+            return f"class {entry['name']}" + (f" with {count}" if images else "")
+        if entry["do"] == "merge":
+            return f"merge into {classes.get(entry['into'], 'a class')}"
+        if entry["do"] == "confirm":
+            return f"confirm {count}"
+        special = {UNLABELED: "clear", OUT_OF_CLASS: "out-of-class", SKIPPED: "skip"}
+        return f"{special.get(entry['label'], classes.get(entry['label'], 'a class'))}: {count}"
+
+    def start_audit(self, count: int, *, tab: str) -> dict[str, int]:
+        """Draw a uniform random sample of the images that have no answer yet. As label."""
+        with self.lock:
+            if not 1 <= count <= 10_000:
+                raise RefusedError(f"n must be from 1 to 10,000 images, got {count}")
+            candidates = torch.from_numpy(np.flatnonzero(self.codes == UNLABELED))
+            if len(candidates) == 0:
+                raise RefusedError("every image has an answer already")
+            drawn = draw_audit(candidates, count, secrets.randbits(31)).tolist()
+            self.log.append("audit", tab, images=self._named(drawn))
+            return {"answered": 0, "of": len(drawn)}
+
+    def _named(self, numbers: Sequence[int]) -> list[str]:
+        if not numbers:
+            raise RefusedError("no image was chosen")
+        count = len(self.pool)
+        wrong = next((number for number in numbers if not 0 <= number < count), None)
+        if wrong is not None:
+            raise RefusedError(f"images have numbers from 0 to {count - 1}, got {wrong}")
+        return [self.pool.images.names[number] for number in dict.fromkeys(numbers)]
+
+    def _check_class(self, number: int) -> None:
+        if number not in self.answers.classes:
+            raise RefusedError(f"there is no class {number} any more; choose another")
+
+    def _after_answer(self, numbers: Sequence[int], label: int) -> None:
+        self._codes[list(numbers)] = label
+        self.write_table()
+        self._refit_if_due()
+
+    def write_table(self) -> None:
+        if self.table is not None:
+            named = {UNLABELED: "", OUT_OF_CLASS: ""} | self.answers.classes
+            self.table.write([
+                (name, named[label], label == OUT_OF_CLASS)
+                for name, label in self.answers.labels.items()
+                if label in named
+            ])  # fmt: skip
+
+    # What the classifier says
+
+    def answered(self) -> Answered:
+        """The answers for a fit."""
+        codes = self.codes
+        present = tuple(number for number in self.answers.classes if (codes == number).any())
+        labels = torch.full((len(codes),), UNLABELED)
+        labels[torch.from_numpy(codes == OUT_OF_CLASS)] = OUT_OF_CLASS
+        for place, number in enumerate(present):
+            labels[torch.from_numpy(codes == number)] = place
+        audited = torch.zeros(len(codes), dtype=torch.bool)
+        known = (self.number_of.get(name) for name in self.answers.audited)
+        audited[torch.tensor([number for number in known if number is not None], dtype=torch.long)] = True
+        return Answered(labels, present, audited)
+
+    def _first_fit(self) -> Fitted:
+        """What a run has said of its classes; without a label, the first suggestions, which need no fit."""
+        outputs, answered = self.pool.outputs, self.answered()
+        ids = tuple(range(len(self.pool.class_names)))
+        if outputs is not None and all(number in self.answers.classes for number in ids):
+            return Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold)
+        if answered.classes:
+            return fitting.nothing_known(len(self.pool))
+        return fitting.cold_start(self.pool.points, answered.labels)
+
+    def start_background(self) -> None:
+        """The map, near duplicates, and a fit if there are labels already."""
+        self.jobs.start(Job("map", "drawing the map", cancellable=False), self._draw)
+        if self.answered().classes:
+            self.refit(new=False)
+
+    def refit(self, *, new: bool = True) -> bool:
+        """Fit to all answers in the background. False if that is under way already.
+
+        new: counts as a round; a fit to the answers of an earlier start does not
+        """
+        job = Job("refit", "refitting", fraction=0.0)
+        return self.jobs.start(job, lambda running: self._refit(running, new), then=self._refit_if_due)
+
+    def _refit_if_due(self) -> None:
+        if self.auto_refit and self.answers.answers_since >= ANSWERS_PER_ROUND:
+            self.refit()
+
+    def _refit(self, job: Job, new: bool) -> None:
+        with self.lock:
+            answered, revision = self.answered(), self.log.revision
+            right, labels = list(self.answers.right_since), int((answered.labels >= 0).sum())
+        fitted = fitting.fit_round(self.pool.points, answered, job.report)
+        self._publish(fitted)
+        fitted = replace(fitted, accuracy=fitting.estimate(self.pool.points, answered, fitted, job.report))
+        with self.lock:
+            self.fitted = replace(self.fitted, accuracy=fitted.accuracy)
+            if new and not self.read_only:
+                # Answers that were given meanwhile count for the next round.
+                self.log.append("round", "", facts=self._round_facts(fitted, labels, right), upto=revision)
+
+    def _publish(self, fitted: Fitted) -> None:
+        with self.lock:
+            self.fitted = fitted
+            self._said, self._confidence = fitted.predicted, fitted.confidence
+            self.round += 1
+            self.error = None
+
+    def _merge_predictions(self, number: int, into: int) -> None:
+        """Until the next round, the probability of a merged class belongs to the other."""
+        fitted = self.fitted
+        if number not in fitted.classes:
+            return
+        if into not in fitted.classes:
+            classes = tuple(into if each == number else each for each in fitted.classes)
+            fitted = replace(fitted, classes=classes)
+        else:
+            gone, kept = fitted.classes.index(number), fitted.classes.index(into)
+            probs = fitted.probs.copy()
+            probs[:, kept] += probs[:, gone]
+            classes = tuple(each for each in fitted.classes if each != number)
+            fitted = replace(fitted, classes=classes, probs=np.delete(probs, gone, axis=1), suspects={})
+        self._publish(fitted)
+
+    def _round_facts(self, fitted: Fitted, labels: int, right: Sequence[bool]) -> dict[str, Any]:
+        found = fitting.estimate_facts(fitted.accuracy) or {}
+        share = fitted.share
+        return {
+            "labels": labels,
+            "accuracy": found.get("accuracy"),
+            "low": found.get("low"),
+            "high": found.get("high"),
+            "kind": found.get("kind"),
+            "in_class": None if share is None else share.estimate,
+            "in_class_low": None if share is None else share.low,
+            "in_class_high": None if share is None else share.high,
+            "right": sum(right),
+            "answered": len(right),
+            "seconds": round(fitted.seconds, 1),
+        }
+
+    def _draw(self, job: Job) -> None:
+        plane = layout.read_map(self.folder / MAP, self.pool.points)
+        if plane is None:
+            plane = layout.full_map(self.pool.points)
+            if not self.read_only:
+                layout.write_map(self.folder / MAP, plane, self.pool.points)
+        with self.lock:
+            self.plane, self.map_version = plane, self.map_version + 1
+        job.text = "looking for near duplicates"
+        duplicates = layout.near_duplicates(self.pool.points)
+        with self.lock:
+            self.duplicates, self.map_version = duplicates, self.map_version + 1
+
+    def _failed(self, line: str) -> None:
+        with self.lock:
+            self.error = line
+
+    def close(self) -> None:
+        """End the jobs, and write what is not written yet."""
+        self.jobs.close()
+        if self.table is not None:
+            self.table.close()
+        self.log.close()
+
+    # What the page shows
+
+    def state(self, tab: str) -> dict[str, Any]:
+        """All small facts; see docs/explore.md."""
+        with self.lock:
+            codes, said = self.codes, self._said
+            own = Counter(codes.tolist())
+            guessed = Counter(said.tolist())
+            job, entry = self.jobs.shown(), self.log.last_undoable(tab)
+            classes = [
+                {"id": number, "name": name, "labels": own[number], "predicted": guessed[number]}
+                for number, name in self.answers.classes.items()
+            ]
+            return {
+                "session": self.id,
+                "title": self.pool.title,
+                "read_only": self.read_only,
+                "images": len(self.pool),
+                "revision": self.log.revision,
+                "round": self.round,
+                "map_version": self.map_version,
+                "classes": classes,
+                "counts": {
+                    "labeled": sum(own[number] for number in self.answers.classes),
+                    "out_of_class": own[OUT_OF_CLASS],
+                    "skipped": own[SKIPPED],
+                    "unlabeled": own[UNLABELED],
+                    "suspected": len(self.suspects()),
+                    "duplicates": int((self.duplicates >= 0).sum()),
+                    "suggested": len(self.suggested()),
+                    "audit": len(self.open_audit()),
+                },
+                "job": job and {
+                    "kind": job.kind,
+                    "text": job.text,
+                    "fraction": job.fraction,
+                    "cancellable": job.cancellable,
+                },
+                "error": self.error,
+                "notice": self.notice,
+                "undo": entry and self.describe(entry),
+                "auto_refit": self.auto_refit,
+                "answers_since_refit": self.answers.answers_since,
+                "panel": self._panel(classes),
+            }  # fmt: skip
+
+    def suggested(self) -> list[int]:
+        """Suggestions that have no answer yet, best first."""
+        found = (suggestion.position for suggestion in self.fitted.suggestions)
+        return [number for number in found if self.codes[number] == UNLABELED]
+
+    def suspects(self) -> list[int]:
+        """Suspected label errors that nobody has confirmed or corrected, the most suspect first."""
+        ids = dict(enumerate(self.fitted.classes)) | {OUT_OF_CLASS: OUT_OF_CLASS}
+        confirmed = self.answers.confirmed
+        return [
+            number
+            for number, error in self.fitted.suspects.items()
+            if self.codes[number] == ids.get(error.label) and self.pool.images.names[number] not in confirmed
+        ]
+
+    def open_audit(self) -> list[int]:
+        """Images of the last random sample that have no answer yet."""
+        numbers = (self.number_of.get(name) for name in self.answers.audit)
+        return [number for number in numbers if number is not None and self.codes[number] == UNLABELED]
+
+    def _panel(self, classes: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        estimate = fitting.estimate_facts(self.fitted.accuracy)
+        audit, left = self.answers.audit, len(self.open_audit())
+        expected = 0.5 if estimate is None or estimate["accuracy"] is None else estimate["accuracy"]
+        waiting = set(self.suggested())
+        likely = [s.in_class for s in self.fitted.suggestions if s.position in waiting]
+        return {
+            "rounds": [{"round": n, **facts} for n, facts in enumerate(self.answers.rounds, start=1)],
+            "few": [
+                {**{key: each[key] for key in ("id", "name", "labels")}, "wanted": ENOUGH_LABELS}
+                for each in classes
+                if each["labels"] < ENOUGH_LABELS
+            ],
+            "estimate": estimate,
+            "audit": {
+                "answered": len(audit) - left,
+                "of": len(audit),
+                "within": _points(audit_half_width(len(audit), expected)),
+            }
+            if audit and left
+            else None,
+            "audit_offer": {"images": AUDIT, "within": _points(audit_half_width(AUDIT, expected))},
+            "expected_in_class": sum(likely) if self.fitted.classes and likely else None,
+        }
+
+    def columns(self) -> tuple[bytes, str]:
+        """What the map needs of every image, and the version of it."""
+        with self.lock:
+            suspected = np.zeros(len(self.pool), np.uint8)
+            suspected[self.suspects()] = 1
+            parts = (
+                self.plane[:, 0].astype("<f4"),
+                self.plane[:, 1].astype("<f4"),
+                self._said.astype("<i2"),
+                self.codes.astype("<i2"),
+                (255 * self._confidence).round().astype(np.uint8),
+                (255 * self.fitted.in_class).round().astype(np.uint8),
+                suspected,
+                (self.duplicates >= 0).astype(np.uint8),
+            )
+            version = f"{self.id}-{self.log.revision}-{self.round}-{self.map_version}"
+            return b"".join(part.tobytes() for part in parts), version
+
+    @property
+    def predicted(self) -> NDArray[np.int16]:
+        return self._said
+
+    @property
+    def confidence(self) -> NDArray[np.float32]:
+        return self._confidence
+
+
+def _points(share: float) -> int:
+    return round(100 * share)

@@ -1,0 +1,123 @@
+/**
+ * What the server says and is told: one function per kind of request, and the shapes of the answers.
+ *
+ * @typedef {{id: number, name: string, labels: number, predicted: number}} ClassInfo
+ * @typedef {"features" | "refit" | "map" | "export" | "train"} JobKind
+ * @typedef {{kind: JobKind, text: string, fraction: number | null, cancellable: boolean}} Job
+ * @typedef {{
+ *   round: number, labels: number, accuracy: number | null, low: number | null, high: number | null,
+ *   kind: string | null, in_class: number | null, in_class_low: number | null, in_class_high: number | null,
+ *   right: number | null, answered: number | null, seconds: number,
+ * }} Round
+ * @typedef {{
+ *   accuracy: number | null, low: number | null, high: number | null, labels: number, kind: string,
+ *   overall: number | null, overall_low: number | null, overall_high: number | null,
+ * }} Estimate
+ * @typedef {{
+ *   rounds: Round[],
+ *   few: {id: number, name: string, labels: number, wanted: number}[],
+ *   estimate: Estimate | null,
+ *   audit: {answered: number, of: number, within: number} | null,
+ *   audit_offer: {images: number, within: number} | null,
+ *   expected_in_class: number | null,
+ * }} Panel
+ * @typedef {{
+ *   labeled: number, out_of_class: number, skipped: number, unlabeled: number,
+ *   suspected: number, duplicates: number, suggested: number, audit: number,
+ * }} Counts
+ * @typedef {{
+ *   session: string, title: string, read_only: boolean, images: number,
+ *   revision: number, round: number, map_version: number, pool?: string,
+ *   classes: ClassInfo[], counts: Counts, job: Job | null,
+ *   error: string | null, notice: string | null, undo: string | null,
+ *   auto_refit: boolean, answers_since_refit: number, panel: Panel,
+ *   outputs: {labels_csv: string, folder: string, run: string | null, report: boolean},
+ * }} State
+ * @typedef {{
+ *   id: number, name: string, label: number, predicted: number, confidence: number, in_domain: number,
+ *   note: string | null, group: number | null, suggest?: number | null,
+ * }} Item
+ * @typedef {{total: number, offset: number, items: Item[]}} Page
+ * @typedef {{
+ *   id: number, name: string, label: number, width: number, height: number,
+ *   probs: {id: number, name: string, p: number}[], in_domain: number,
+ *   nearest: {id: number, name: string, label: number, similarity: number}[], note: string | null,
+ * }} Detail
+ * @typedef {{cluster: number, size: number, examples: number[]}} Cluster
+ */
+
+/** A request that the server refused, with its reason in one line. */
+export class Refused extends Error {
+  /** @param {number} status @param {string} message */
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** A request that never reached the server. */
+export class Away extends Error {}
+
+/** @param {Response} response @returns {Promise<Refused>} */
+async function refusal(response) {
+  const fallback = `the server answered with status ${response.status}`;
+  const body = await response.json().catch(() => ({}));
+  return new Refused(response.status, typeof body.error === "string" ? body.error : fallback);
+}
+
+export class Api {
+  /** @param {string} client - the id of this tab: undo is per tab */
+  constructor(client) {
+    this.client = client;
+  }
+
+  /** @param {string} path @param {RequestInit} [options] @returns {Promise<Response>} */
+  async request(path, options = {}) {
+    let response;
+    try {
+      response = await fetch(path, { ...options, signal: AbortSignal.timeout(60_000) });
+    } catch (error) {
+      throw new Away(String(error));
+    }
+    if (!response.ok) throw await refusal(response);
+    return response;
+  }
+
+  /** @param {string} path @returns {Promise<any>} */
+  async get(path) {
+    return (await this.request(path)).json();
+  }
+
+  /** @param {string} path @param {object} [body] @returns {Promise<any>} */
+  async post(path, body = {}) {
+    const headers = { "Content-Type": "application/json", "X-Ropaws-Client": this.client };
+    return (await this.request(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
+  }
+
+  /** @returns {Promise<State>} */
+  state() {
+    return this.get(`/api/state?client=${encodeURIComponent(this.client)}`);
+  }
+
+  /** @param {object} query @returns {Promise<Page>} */
+  images(query) {
+    return this.post("/api/images", query);
+  }
+
+  /** @param {number} id @returns {Promise<Detail>} */
+  image(id) {
+    return this.get(`/api/images/${id}`);
+  }
+
+  /** @returns {Promise<Cluster[]>} */
+  newClasses() {
+    return this.get("/api/new-classes");
+  }
+
+  /** @returns {Promise<{buffer: ArrayBuffer, version: string}>} */
+  async columns() {
+    const response = await this.request("/api/columns");
+    const version = response.headers.get("X-Ropaws-Version") ?? "";
+    return { buffer: await response.arrayBuffer(), version };
+  }
+}

@@ -1,0 +1,151 @@
+/**
+ * The classes: their list, the buttons that label, and the dialogs that name, rename and merge them.
+ *
+ * @import { ClassInfo } from "./api.js"
+ * @import { Store } from "./store.js"
+ * @import { Labeling } from "./labeling.js"
+ */
+import { button, element, fill, find, setText } from "./dom.js";
+import { filterOf } from "./filters.js";
+import { OUT_OF_CLASS, SKIPPED, count, digitOf, namesOf, plural } from "./format.js";
+
+export class ClassViews {
+  /** @param {Store} store @param {Labeling} labeling @param {() => void} pick - opens the class picker */
+  constructor(store, labeling, pick) {
+    this.store = store;
+    this.labeling = labeling;
+    this.pick = pick;
+    this.naming = find("name-classes", HTMLDialogElement);
+    this.editing = find("edit-class", HTMLDialogElement);
+    /** @type {ClassInfo | null} */
+    this.edited = null;
+    find("add-classes", HTMLButtonElement).addEventListener("click", () => this.openNaming());
+    this.naming.addEventListener("close", () => this.onNamed());
+    this.editing.addEventListener("close", () => this.onEdited());
+    store.on(["state", "theme", "filter"], () => this.draw());
+    store.on(["state", "selection", "filter"], () => this.drawTarget());
+  }
+
+  draw() {
+    const { classes, dark, filter, readOnly } = this.store;
+    fill(find("class-list", HTMLElement), [classes, dark, filter.class, readOnly], () =>
+      classes.length
+        ? classes.map((info, k) => this.row(info, k))
+        : [element("li", { className: "empty" }, "No classes yet.")],
+    );
+    const names = classes.map((c) => [c.id, c.name]);
+    for (const id of ["label-buttons", "detail-labels"]) {
+      fill(find(id, HTMLElement), [names, dark, filter.view], () => this.labelButtons());
+    }
+  }
+
+  /** @param {ClassInfo} info @param {number} k */
+  row(info, k) {
+    const show = button("", () => this.showPredicted(info.id), {
+      className: "class",
+      title: `Show the images predicted ${info.name}`,
+      "aria-pressed": String(this.store.filter.class === info.id),
+    });
+    const numbers = `${plural(info.labels, "label")} · ${count(info.predicted)} predicted`;
+    show.append(
+      element("span", { className: "dot" }),
+      element("kbd", {}, digitOf(k)),
+      element("span", { className: "name" }, info.name),
+      element("span", { className: "value" }, numbers),
+    );
+    const edit = button("Edit", () => this.openEditing(info), {
+      className: "quiet write",
+      "aria-label": `Edit ${info.name}`,
+      title: "Rename or merge",
+    });
+    return element("li", { color: this.store.colorOf(info.id) }, show, edit);
+  }
+
+  /**
+   * Lists the images predicted as a class, the most confident first; a second click ends it.
+   *
+   * @param {number} id
+   */
+  showPredicted(id) {
+    const { filter } = this.store;
+    if (filter.class === id) this.store.setFilter({ class: null });
+    else this.store.setFilter({ ...filterOf("all"), class: id, sort: "confidence", descending: true });
+  }
+
+  labelButtons() {
+    const { classes, filter } = this.store;
+    const isErrors = filter.view === "label-errors";
+    return [
+      isErrors && this.actButton("y", "label is right", () => this.labeling.confirm()),
+      isErrors && this.actButton("⏎", "suggested class", () => this.labeling.takeSuggestion()),
+      ...classes.slice(0, 10).map((c, k) => this.labelButton(digitOf(k), c.name, c.id)),
+      this.labelButton("o", "out-of-class", OUT_OF_CLASS),
+      this.labelButton("s", "skip", SKIPPED),
+      this.actButton("c", classes.length > 10 ? "more…" : "new class…", this.pick),
+    ];
+  }
+
+  /** @param {string} key @param {string} name @param {number} code */
+  labelButton(key, name, code) {
+    const dot = code === SKIPPED ? null : element("span", { className: "dot" });
+    const props = { className: "label", color: this.store.colorOf(code) };
+    return button("", () => this.labeling.label(code), props, dot, element("kbd", {}, key), name);
+  }
+
+  /** @param {string} key @param {string} name @param {() => void} act */
+  actButton(key, name, act) {
+    return button("", act, { className: "label" }, element("kbd", {}, key), name);
+  }
+
+  drawTarget() {
+    const n = this.store.selection.size;
+    setText("target", n ? `Label ${plural(n, "selected image")}:` : "Label the current image:");
+    find("clear-selection", HTMLButtonElement).hidden = n === 0;
+  }
+
+  openNaming() {
+    find("name-text", HTMLTextAreaElement).value = "";
+    this.naming.returnValue = "";
+    this.naming.showModal();
+    find("name-text", HTMLTextAreaElement).focus();
+  }
+
+  async onNamed() {
+    if (this.naming.returnValue !== "ok") return;
+    const known = new Set(this.store.classes.map((c) => c.name));
+    for (const name of namesOf(find("name-text", HTMLTextAreaElement).value)) {
+      if (!known.has(name)) await this.labeling.addClass(name, []);
+    }
+  }
+
+  /** @param {ClassInfo} info */
+  openEditing(info) {
+    this.edited = info;
+    setText("edit-title", info.name);
+    find("edit-name", HTMLInputElement).value = info.name;
+    const others = this.store.classes.filter((c) => c.id !== info.id);
+    find("edit-into", HTMLSelectElement).replaceChildren(
+      ...others.map((c) => element("option", { value: c.id }, c.name)),
+    );
+    find("edit-merge", HTMLButtonElement).disabled = !others.length;
+    this.editing.returnValue = "";
+    this.editing.showModal();
+  }
+
+  async onEdited() {
+    const { edited } = this;
+    if (!edited) return;
+    const name = find("edit-name", HTMLInputElement).value.trim();
+    const into = Number(find("edit-into", HTMLSelectElement).value);
+    if (this.editing.returnValue === "rename" && name && name !== edited.name) {
+      await this.labeling.ask(
+        "/api/classes",
+        { action: "rename", id: edited.id, name },
+        `${edited.name} is now ${name}`,
+      );
+    } else if (this.editing.returnValue === "merge") {
+      const text = `${edited.name} merged into ${this.store.nameOf(into)}`;
+      await this.labeling.ask("/api/classes", { action: "merge", id: edited.id, into }, text);
+    }
+  }
+}

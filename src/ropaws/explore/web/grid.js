@@ -1,0 +1,309 @@
+/**
+ * The grid: one page of images at a time, with a cursor that the keys move and a selection.
+ *
+ * @import { Api, Item } from "./api.js"
+ * @import { Store } from "./store.js"
+ */
+import { Away, Refused } from "./api.js";
+import { element, find, setText } from "./dom.js";
+import { QUEUES, SHRINKING, describe, queryOf } from "./filters.js";
+import { UNLABELED, count } from "./format.js";
+import { attempt, say } from "./messages.js";
+import { makeTile, markTile } from "./tiles.js";
+
+export const PAGE = 60;
+const MOST_PER_REQUEST = 500;
+const MOST_SELECTED = 20_000; // by "select all": beyond it, the lasso is faster
+
+export class Grid {
+  /** @param {Api} api @param {Store} store @param {(id: number) => void} open - shows an image in detail */
+  constructor(api, store, open) {
+    this.api = api;
+    this.store = store;
+    this.open = open;
+    this.box = find("grid", HTMLElement);
+    /** @type {Item[]} */
+    this.items = [];
+    /** @type {Map<number, HTMLElement>} */
+    this.tiles = new Map();
+    /** @type {Set<number>} - answered since the page was fetched */
+    this.answered = new Set();
+    this.total = 0;
+    this.offset = 0;
+    this.cursor = 0;
+    this.anchor = 0; // where a range of shift-clicks starts
+    this.isLoading = false;
+    this.asked = 0; // the number of the last request: a late answer to an earlier one is dropped
+    this.listen();
+  }
+
+  listen() {
+    this.box.addEventListener("click", (event) => this.onClick(event));
+    this.box.addEventListener("dblclick", (event) => {
+      const k = this.indexAt(event.target);
+      if (k !== null) this.open(this.items[k].id);
+    });
+    find("page-before", HTMLButtonElement).addEventListener("click", () => this.turn(-1));
+    find("page-after", HTMLButtonElement).addEventListener("click", () => this.turn(1));
+    find("select-page", HTMLButtonElement).addEventListener("click", () => this.selectPage());
+    find("open-current", HTMLButtonElement).addEventListener(
+      "click",
+      () => this.current && this.open(this.current.id),
+    );
+    find("select-all", HTMLButtonElement).addEventListener("click", () => attempt(() => this.selectAll()));
+    this.store.on(["filter", "session"], () => this.load(0));
+    this.store.on(["labels", "selection", "columns", "theme"], () => this.mark());
+  }
+
+  /** The image at the cursor; none while a page is on its way, when a key would hit an image not seen yet. */
+  get current() {
+    return this.isLoading ? null : (this.items[this.cursor] ?? null);
+  }
+
+  /** @param {number} offset @returns {Promise<void>} */
+  async load(offset) {
+    const asked = ++this.asked;
+    this.setLoading(true);
+    try {
+      const page = await this.api.images(queryOf(this.store.filter, offset, PAGE));
+      if (asked !== this.asked) return;
+      if (!page.items.length && offset > 0) return await this.load(Math.max(0, offset - PAGE));
+      this.setLoading(false);
+      this.take(page.items, page.total, offset);
+    } catch (error) {
+      if (error instanceof Refused) say(error.message, "error");
+      else if (!(error instanceof Away)) throw error;
+    } finally {
+      if (asked === this.asked) this.setLoading(false);
+    }
+  }
+
+  /** @param {boolean} on */
+  setLoading(on) {
+    this.isLoading = on;
+    this.box.setAttribute("aria-busy", String(on));
+  }
+
+  /** @param {Item[]} items @param {number} total @param {number} offset */
+  take(items, total, offset) {
+    const hadFocus = this.box.contains(document.activeElement);
+    Object.assign(this, { items, total, offset, answered: new Set() });
+    for (const item of items) this.store.names.set(item.id, item.name);
+    this.cursor = Math.max(0, this.nextOpen(0) ?? 0);
+    this.anchor = this.cursor;
+    this.draw();
+    if (hadFocus) this.focusCursor();
+    else if (document.activeElement === document.body) this.box.scrollTop = 0;
+    this.prefetch();
+  }
+
+  draw() {
+    this.tiles = new Map(this.items.map((item, k) => [item.id, makeTile(this.store, item, k)]));
+    this.box.replaceChildren(...this.tiles.values());
+    if (!this.items.length) this.box.append(element("p", { className: "empty" }, this.emptyText()));
+    const last = this.offset + this.items.length;
+    const where = this.total ? `${count(this.offset + 1)}–${count(last)} of ${count(this.total)}` : "none";
+    setText("page-where", where);
+    setText("grid-title", describe(this.store.filter, this.store.classes));
+    find("page-before", HTMLButtonElement).disabled = this.offset === 0;
+    find("page-after", HTMLButtonElement).disabled = last >= this.total;
+    find("select-page", HTMLButtonElement).disabled = !this.items.length;
+    this.mark();
+  }
+
+  emptyText() {
+    const { filter, state } = this.store;
+    if (state?.job?.kind === "features")
+      return "The images appear here once their features have been computed.";
+    if (filter.view === "suggested" && state?.job?.kind === "refit")
+      return "The refit that is running brings new suggestions.";
+    if (filter.view === "suggested") return "No suggestions now: refit, or choose another view.";
+    if (filter.view === "audit") return "No audit is running: start one in the panel.";
+    return "No image matches these filters.";
+  }
+
+  /** Draws what changes without a new page: labels, predictions, cursor and selection. */
+  mark() {
+    for (const [k, item] of this.items.entries()) {
+      const tile = this.tiles.get(item.id);
+      const marks = { isCursor: k === this.cursor, isAnswered: this.answered.has(item.id) };
+      if (tile) markTile(this.store, tile, item, marks);
+    }
+    const all = find("select-all", HTMLButtonElement);
+    const isPage = this.items.length > 0 && this.items.every((item) => this.store.selection.has(item.id));
+    const isMore = this.total > this.items.length && this.store.selection.size < this.total;
+    all.hidden = !(isPage && isMore && this.total <= MOST_SELECTED);
+    all.textContent = `Select all ${count(this.total)}`;
+  }
+
+  /** @param {EventTarget | null} target @returns {number | null} */
+  indexAt(target) {
+    const tile = target instanceof Element ? target.closest(".tile") : null;
+    return tile ? Number(tile.id.slice("tile-".length)) : null;
+  }
+
+  /** @param {MouseEvent} event */
+  onClick(event) {
+    const k = this.indexAt(event.target);
+    if (k === null) return;
+    if (event.shiftKey) {
+      const [from, to] = [Math.min(this.anchor, k), Math.max(this.anchor, k)];
+      this.store.select([...this.store.selection, ...this.items.slice(from, to + 1).map((item) => item.id)]);
+    } else if (event.ctrlKey || event.metaKey) {
+      this.store.toggle(this.items[k].id);
+    } else {
+      const only = this.store.selection.size === 1 && this.store.selection.has(this.items[k].id);
+      this.store.select(only ? [] : [this.items[k].id]);
+    }
+    if (!event.shiftKey) this.anchor = k;
+    this.moveTo(k);
+  }
+
+  selectPage() {
+    const ids = this.items.map((item) => item.id);
+    const all = ids.length > 0 && ids.every((id) => this.store.selection.has(id));
+    this.store.select(all ? [] : ids);
+  }
+
+  /** Selects every image that the filter keeps, on all pages. */
+  async selectAll() {
+    const { asked } = this;
+    const ids = [];
+    for (let offset = 0; offset < this.total; offset += MOST_PER_REQUEST) {
+      const page = await this.api.images(queryOf(this.store.filter, offset, MOST_PER_REQUEST));
+      for (const item of page.items) ids.push(item.id);
+    }
+    if (asked === this.asked) this.store.select(ids);
+  }
+
+  /** @param {number} k */
+  moveTo(k) {
+    if (!this.items.length) return;
+    this.cursor = Math.min(this.items.length - 1, Math.max(0, k));
+    this.mark();
+    this.focusCursor();
+  }
+
+  focusCursor() {
+    const item = this.items[this.cursor];
+    if (item && !document.querySelector("dialog[open]")) this.tiles.get(item.id)?.focus();
+  }
+
+  /** How many tiles a row has. */
+  get across() {
+    const tops = [...this.tiles.values()].map((tile) => tile.offsetTop);
+    const next = tops.findIndex((top) => top > tops[0]);
+    return next < 0 ? Math.max(1, tops.length) : next;
+  }
+
+  /** Acts on a key that moves in the grid; false if it is none. @param {string} key */
+  onKey(key) {
+    const last = this.items.length - 1;
+    /** @type {Record<string, () => void>} */
+    const moves = {
+      ArrowRight: () => this.moveTo(this.cursor + 1),
+      ArrowLeft: () => this.moveTo(this.cursor - 1),
+      ArrowDown: () => this.moveTo(this.cursor + this.across),
+      ArrowUp: () => this.moveTo(this.cursor - this.across),
+      Home: () => this.moveTo(0),
+      End: () => this.moveTo(last),
+      PageDown: () => this.turn(1),
+      PageUp: () => this.turn(-1),
+      " ": () => this.current && this.store.toggle(this.current.id),
+    };
+    moves[key]?.();
+    return key in moves;
+  }
+
+  /** @param {number} pages */
+  async turn(pages) {
+    const offset = this.offset + pages * PAGE;
+    if (offset < 0 || offset >= this.total) return;
+    await this.load(offset);
+    this.box.scrollTop = 0;
+  }
+
+  /**
+   * The next image that still wants an answer, from position k on.
+   *
+   * @param {number} k
+   * @returns {number | null}
+   */
+  nextOpen(k) {
+    const isQueue = QUEUES.has(this.store.filter.view);
+    const isOpen = (/** @type {Item} */ item) =>
+      !this.answered.has(item.id) && (!isQueue || this.store.labelOf(item.id, item.label) === UNLABELED);
+    const found = this.items.findIndex((item, at) => at >= k && isOpen(item));
+    return found < 0 ? null : found;
+  }
+
+  /** @param {number[]} ids */
+  setAnswered(ids) {
+    for (const id of ids) this.answered.add(id);
+    this.mark();
+  }
+
+  /** Answers were taken back: the cursor returns to the first of them. @param {number[]} ids */
+  setOpenAgain(ids) {
+    for (const id of ids) this.answered.delete(id);
+    const first = this.items.findIndex((item) => ids.includes(item.id));
+    if (first >= 0) this.moveTo(first);
+    else this.mark();
+  }
+
+  /**
+   * Moves on to the next image that wants an answer, on the next page if need be, and gives it.
+   *
+   * @param {() => Promise<void>} sent - resolves when the server has the answers
+   * @returns {Promise<Item | null>}
+   */
+  async advance(sent) {
+    const next = this.nextOpen(this.cursor) ?? (QUEUES.has(this.store.filter.view) ? this.nextOpen(0) : null);
+    if (next !== null) {
+      this.moveTo(next);
+      return this.current;
+    }
+    await sent();
+    const shrinks = SHRINKING.has(this.store.filter.view);
+    const last = this.offset + this.items.length >= this.total;
+    if (shrinks) await this.load(this.offset);
+    if ((!shrinks || this.nextOpen(0) === null) && !last) await this.load(this.offset + PAGE);
+    this.focusCursor();
+    return this.nextOpen(this.cursor) === null ? null : this.current;
+  }
+
+  /**
+   * Takes what a new model suggests for the places behind the cursor. The image at the cursor, which the
+   * person may be about to answer, stays where it is.
+   */
+  async renewRest() {
+    const { filter } = this.store;
+    if (!SHRINKING.has(filter.view) || filter.ids || this.offset > 0 || !this.items.length) return;
+    const { asked } = this;
+    const page = await this.api.images(queryOf(filter, 0, PAGE));
+    if (asked !== this.asked) return;
+    const kept = this.items.slice(0, this.cursor + 1);
+    const known = new Set(kept.map((item) => item.id));
+    this.items = [...kept, ...page.items.filter((item) => !known.has(item.id))].slice(0, PAGE);
+    this.total = Math.max(page.total, this.items.length);
+    for (const item of this.items) this.store.names.set(item.id, item.name);
+    const hadFocus = this.box.contains(document.activeElement);
+    this.draw();
+    if (hadFocus) this.focusCursor();
+  }
+
+  /** Thumbnails of the next page, so that turning is instant. */
+  async prefetch() {
+    const { asked } = this;
+    if (this.offset + PAGE >= this.total) return;
+    await new Promise((done) => setTimeout(done, 600));
+    if (asked !== this.asked) return;
+    try {
+      const page = await this.api.images(queryOf(this.store.filter, this.offset + PAGE, PAGE));
+      if (asked !== this.asked) return;
+      for (const item of page.items) new Image().src = this.store.imageUrl(item.id, "thumbnail");
+    } catch (error) {
+      if (!(error instanceof Away || error instanceof Refused)) throw error;
+    }
+  }
+}

@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+import torch
+
+from ropaws.explore import layout
+from tests.explore.pools import make_points, truth
+
+
+def test_a_map_fits_its_window_and_keeps_neighbors_together():
+    points = make_points(400)
+    plane = layout.full_map(points)
+    assert plane.shape == (400, 2)
+    assert np.abs(plane).max() == pytest.approx(1)
+    apart = np.linalg.norm(plane[:, None] - plane[None], axis=2)
+    np.fill_diagonal(apart, np.inf)
+    nearest = apart.argmin(axis=1)
+    assert (truth(400)[nearest] == truth(400)).mean() > 0.9
+
+
+def test_images_outside_the_sample_stand_among_their_like(monkeypatch):
+    monkeypatch.setattr(layout, "LANDMARKS", 100)
+    plane = layout.full_map(make_points(400))
+    centers = np.stack([plane[truth(400) == kind].mean(axis=0) for kind in range(4)])
+    nearest = np.linalg.norm(plane[:, None] - centers[None], axis=2).argmin(axis=1)
+    assert (nearest == truth(400)).mean() > 0.95
+    assert len(np.unique(plane.round(6), axis=0)) == 400  # nobody hides another
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_few_images_have_a_map(count):
+    for draw in (layout.quick_map, layout.full_map):
+        plane = draw(make_points(8)[:count])
+        assert plane.shape == (count, 2)
+        assert np.isfinite(plane).all()
+
+
+def test_equal_images_have_a_map():
+    assert np.isfinite(layout.full_map(torch.ones(10, 5))).all()
+    assert np.isfinite(layout.quick_map(torch.zeros(10, 1))).all()
+
+
+def test_a_map_is_kept_for_the_same_features_only(tmp_path):
+    points = make_points(40)
+    plane = layout.quick_map(points)
+    layout.write_map(tmp_path / "map.npz", plane, points)
+    assert np.array_equal(layout.read_map(tmp_path / "map.npz", points), plane)
+    assert layout.read_map(tmp_path / "map.npz", points + 1) is None
+    assert layout.read_map(tmp_path / "none.npz", points) is None
+    for damage in (b"", b"PK", (tmp_path / "map.npz").read_bytes()[:100]):
+        (tmp_path / "map.npz").write_bytes(damage)
+        assert layout.read_map(tmp_path / "map.npz", points) is None
+
+
+def duplicates_one_by_one(points):
+    """The same by all pairs: every image that is in no group yet gathers those after it that are like it."""
+    rows = torch.nn.functional.normalize(points, dim=1)
+    group = np.full(len(rows), -1)
+    for first in range(len(rows)):
+        if group[first] >= 0:
+            continue
+        alike = [
+            other
+            for other in range(first + 1, len(rows))
+            if group[other] < 0 and float(rows[first] @ rows[other]) >= layout.ALIKE
+        ]
+        if alike:
+            group[[first, *alike]] = first
+    return group
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.02, 0.3])
+def test_near_duplicates_are_found(monkeypatch, noise):
+    monkeypatch.setattr(layout, "DUPLICATE_BLOCK", 16)
+    monkeypatch.setattr(layout, "SKETCH", 8)
+    random = torch.Generator().manual_seed(0)
+    points = torch.randn(30, 40, generator=random).repeat(3, 1)
+    points += noise * torch.randn(points.shape, generator=random)
+    found = layout.near_duplicates(points)
+    assert np.array_equal(found, duplicates_one_by_one(points))
+    assert (found >= 0).all() == (noise < 0.1)
+
+
+def test_a_thousand_copies_are_one_group():
+    found = layout.near_duplicates(torch.ones(3000, 16))
+    assert (found == 0).all()

@@ -1,0 +1,207 @@
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ropaws.cli.main import main
+from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.explore import outputs
+from ropaws.explore.answer_log import RefusedError
+from ropaws.explore.pool import pool_of_run, pool_of_sources
+from ropaws.explore.session import Session
+from ropaws.prediction.embed import EmbedSettings
+from ropaws.runs.run import Run
+from ropaws.training import feature_head
+from tests.explore.pools import COUNT, OTHERS, label_some, make_pool, truth
+from tests.photos import NAMES as PHOTO_NAMES
+from tests.photos import fails, make_photos
+
+
+@pytest.fixture
+def session(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_head, "STEPS", 15)
+    found = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    found.auto_refit = False
+    label_some(found)
+    found.label(np.flatnonzero(truth() == OTHERS)[:3].tolist(), OUT_OF_CLASS, why="grid", tab="tab")
+    found.refit()
+    found.jobs.wait()
+    yield found
+    found.close()
+
+
+def finish(session, kind):
+    line = outputs.export(session, kind)
+    session.jobs.wait(240)
+    assert session.error is None
+    return line
+
+
+def test_sorted_folders_hold_every_image_once(session):
+    finish(session, "folders")
+    folder = session.folder / "sorted"
+    names = sorted(path.name for path in folder.rglob("*.png"))
+    assert names == sorted(Path(name).name for name in session.pool.images.names)
+    for number, name in enumerate(session.pool.images.names):
+        answer = session.codes[number] if session.codes[number] != UNLABELED else session.predicted[number]
+        place = "out-of-class" if answer == OUT_OF_CLASS else session.answers.classes[int(answer)]
+        assert (folder / place / Path(name).name).is_file()
+        assert Path(name).is_file()  # copied, not moved
+    assert session.notice == f"Written: {COUNT:,} images in {folder}"
+    finish(session, "folders")  # again: no copy of a copy
+    assert len(list(folder.rglob("*.png"))) == COUNT
+
+
+def test_the_table_of_predictions_tells_answers_from_guesses(session):
+    finish(session, "predictions")
+    with (session.folder / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == list(session.pool.images.names)
+    answered = [row["answered"] == "yes" for row in rows]
+    assert answered == (session.codes != UNLABELED).tolist()
+    assert [row["out_of_class"] == "True" for row in rows] == [
+        bool(code == OUT_OF_CLASS or (code == UNLABELED and said == OUT_OF_CLASS))
+        for code, said in zip(session.codes, session.predicted, strict=True)
+    ]
+    assert rows[0]["label"] == "circle"
+    assert float(rows[0]["p(circle)"]) == 1
+
+
+def test_training_needs_two_classes(tmp_path):
+    session = Session(make_pool(tmp_path / "pool", 8), tmp_path / "out")
+    session.add_class("cat", [0], tab="tab")
+    with pytest.raises(RefusedError, match="at least two classes"):
+        outputs.export(session, "run")
+    session.close()
+
+
+def test_a_failed_training_says_why(session, monkeypatch):
+    monkeypatch.setattr(outputs, "training_command", lambda *_, **__: ["train", "--labeled", "nowhere"])
+    outputs.export(session, "run")
+    session.jobs.wait(60)
+    assert "train failed" in session.error
+    assert "nowhere" in session.error
+    assert outputs.output_facts(session)["run"] is None
+    assert outputs.report_page(session) is None
+
+
+def test_from_a_folder_without_labels_to_a_run(tmp_path, capsys):
+    """The way a person takes, without the browser: images, answers, a run that other commands understand."""
+    photos = make_photos(tmp_path)
+    pool = pool_of_sources([photos / "pool"], [], EmbedSettings(views=0, size=96), _quiet())
+    assert len(pool) == 36
+    session = Session(pool, tmp_path / "out")
+    session.auto_refit = False
+    ids = {name: session.add_class(name, [], tab="tab") for name in PHOTO_NAMES}
+    for number, name in enumerate(pool.images.names):
+        kind = Path(name).name.split("-")[0]
+        if kind in ids and int(Path(name).stem.split("-")[1]) < 4:
+            session.label([number], ids[kind], why="grid", tab="tab")
+    assert outputs.training_command(session, tmp_path / "out/run", whole=True)[-1] == "--train-backbone"
+    finish(session, "run")
+    run = tmp_path / "out/run"
+    assert session.notice == f"Written: {run}, with its report"
+    assert outputs.output_facts(session)["run"] == str(run)
+    assert b"<html" in outputs.report_page(session)[:200]
+    session.close()
+    assert Run(run).class_names == tuple(sorted(PHOTO_NAMES))
+    main(["predict", str(run), str(photos / "pool"), "--out", str(tmp_path / "labels.csv")])
+    assert len((tmp_path / "labels.csv").read_text().splitlines()) == 37
+    capsys.readouterr()
+
+
+def _quiet():
+    from rich.console import Console
+
+    return Console(quiet=True)
+
+
+def test_a_run_is_explored_with_its_own_predictions(trained, tmp_path):
+    run, photos = trained
+    pool = pool_of_run(Run(run, pool=0))
+    assert len(pool) == 45
+    assert pool.class_names == tuple(sorted(PHOTO_NAMES))
+    session = Session(pool, tmp_path / "out")
+    labeled = np.flatnonzero(session.codes >= 0)
+    assert len(labeled) == 9
+    names = [session.answers.classes[int(code)] for code in session.codes[labeled]]
+    assert [Path(pool.images.names[number]).parent.name for number in labeled] == names
+    said = np.sort(Run(run, pool=0).pool.outputs.in_domain.numpy())[:5]
+    assert session.fitted.probs.shape == (45, 3)
+    assert np.allclose(np.sort(session.fitted.in_class)[:5], said, atol=1e-3)
+    command = outputs.training_command(session, tmp_path / "again", whole=False)
+    assert command[command.index("--unlabeled") + 1] == str(photos / "pool")
+    session.close()
+
+
+def test_a_run_on_arrays_is_explored_and_trained_again(tiny_run, tmp_path):
+    pool = pool_of_run(Run(tiny_run, pool=0))
+    session = Session(pool, tmp_path / "out")
+    image = pool.images.open(0)
+    assert image.mode == "RGB"
+    assert pool.images.path(0) is None
+    with pytest.raises(RefusedError, match="not files"):
+        outputs.export(session, "folders")
+    outputs._write_inputs(session)
+    with np.load(tmp_path / "out/images.npz") as kept:
+        assert kept["images"].shape[0] == len(pool)
+        assert (kept["labels"] != "").sum() == (session.codes >= 0).sum()
+        assert np.array_equal(kept["images"][0], np.asarray(image.convert("L")))
+    assert str(tmp_path / "out/images.npz") in outputs.training_command(
+        session, tmp_path / "run", whole=False
+    )
+    session.close()
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "name a run folder, or images with --unlabeled"),
+        (["runs/none"], "not a run folder"),
+        (["runs/mine", "--unlabeled", "x"], "not both"),
+        (["--unlabeled", "nowhere"], "nowhere"),
+        (["--unlabeled", "{empty}"], "has no image"),
+        (["--unlabeled", "{empty}", "--port", "99999"], "--port must be from 0 to 65535, got 99999"),
+    ],
+)
+def test_wrong_arguments(arguments, line, tmp_path, capsys):
+    given = [argument.replace("{empty}", str(tmp_path)) for argument in arguments]
+    assert line in fails(
+        capsys, "explore", *given, "--no-browser", *([] if "--port" in given else ["--port", "0"])
+    )
+
+
+def test_without_fastapi_the_remedy_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert "pip install 'ropaws[explore]'" in fails(capsys, "explore", "--unlabeled", "x")
+
+
+def test_the_folder_is_named_after_the_source():
+    from ropaws.cli.explore import Explore, _folder
+
+    assert _folder(Explore(unlabeled=(Path("/a/photos"),))) == Path("explore/photos")
+    assert _folder(Explore(run=Path("runs/mine"))) == Path("runs/mine/explore")
+    assert _folder(Explore(run=Path("runs/mine"), out=Path("x"))) == Path("x")
+
+
+def test_a_huge_image_in_the_pool_is_refused_when_it_is_shown(tmp_path):
+    from ropaws.data.files.decoding import UnreadableError
+
+    pool = make_pool(tmp_path / "pool", 4)
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "pool/image-001.png")
+    with pytest.raises(UnreadableError, match="pixels"):
+        pool.images.open(1)
+
+
+def test_progress_of_training_is_read_from_its_files(tmp_path):
+    assert outputs._progress(tmp_path)[1] is None
+    (tmp_path / "config.json").write_text(json.dumps({"train": {"steps": 10}}))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 4}\n')
+    assert outputs._progress(tmp_path) == ("training, step 5 of 10", 0.5)

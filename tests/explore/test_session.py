@@ -1,0 +1,424 @@
+import csv
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from ropaws.data.files.listing import list_labeled
+from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.explore import fitting
+from ropaws.explore.answer_log import SKIPPED, RefusedError
+from ropaws.explore.browsing import Query, browse, details, new_class_list
+from ropaws.explore.jobs import Job
+from ropaws.explore.session import Session
+from ropaws.training import feature_head
+from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_points, make_pool, truth
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setattr(feature_head, "STEPS", 15)
+
+
+@pytest.fixture
+def session(tmp_path):
+    found = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    found.auto_refit = False
+    yield found
+    found.close()
+
+
+def table(session):
+    session.table.close()
+    with (session.folder / "labels.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fit(session, **options):
+    assert session.refit(**options)
+    session.jobs.wait()
+    assert session.error is None
+
+
+def test_from_nothing_to_predictions(session):
+    assert [len(session.suggested()), session.state("tab")["round"]] == [20, 0]
+    assert (session.predicted == UNLABELED).all()
+    ids = label_some(session)
+    session.label(np.flatnonzero(truth() == OTHERS)[:4].tolist(), OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    known = truth() < OTHERS
+    right = session.predicted == np.array([*ids, OUT_OF_CLASS])[truth()]
+    inside = np.array(session.fitted.classes)[session.fitted.probs.argmax(axis=1)]
+    assert (inside == np.array([*ids, -9])[truth()])[known].mean() > 0.95
+    assert right.mean() > 0.7
+    state = session.state("tab")
+    assert state["round"] == 1
+    assert state["counts"]["labeled"] == 12
+    assert state["counts"]["out_of_class"] == 4
+    assert [each["labels"] for each in state["classes"]] == [4, 4, 4]
+    assert sum(each["predicted"] for each in state["classes"]) == (session.predicted >= 0).sum()
+
+
+def test_suggestions_and_estimates_follow_a_round(session):
+    label_some(session)
+    session.label([int(np.flatnonzero(truth() == OTHERS)[0])], OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    assert not set(session.suggested()) & set(np.flatnonzero(session.codes != UNLABELED).tolist())
+    rounds = session.state("tab")["panel"]["rounds"]
+    assert [(r["round"], r["labels"], r["answered"]) for r in rounds] == [(1, 12, 0)]  # nothing was predicted
+    assert 0 <= rounds[0]["low"] <= rounds[0]["accuracy"] <= rounds[0]["high"] <= 1
+    first = session.suggested()[0]
+    said = int(session.predicted[first])
+    session.label([first], said, why="suggested", tab="tab")
+    wrong = next(number for number in session.answers.classes if number != said)
+    session.label([session.suggested()[0]], wrong, why="suggested", tab="tab")
+    fit(session)
+    last = session.state("tab")["panel"]["rounds"][-1]
+    assert last["answered"] == 2
+    assert last["right"] in (1, 2)  # the second may have been predicted as `wrong`
+
+
+def test_answers_survive_a_crash_and_predictions_come_back(session, tmp_path):
+    ids = label_some(session)
+    session.log.close()  # as if killed: nothing else is written
+    again = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    assert np.array_equal(again.codes, session.codes)
+    assert list(again.answers.classes) == ids
+    again.start_background()
+    again.jobs.wait()
+    assert again.round == 1
+    assert again.answers.rounds == []  # the same answers are not a new round
+    again.close()
+
+
+def test_images_are_known_by_name_not_by_number(session, tmp_path):
+    ids = label_some(session)
+    session.close()
+    pool = make_pool(tmp_path / "pool", COUNT)
+    fewer = [number for number in range(COUNT) if number != 0]
+    images = type(pool.images)([pool.images.images[number] for number in fewer])
+    moved = type(pool)("shapes", images, pool.points[fewer], (), {}, pool.sources)
+    again = Session(moved, tmp_path / "out")
+    assert again.codes[0] == ids[1]  # image 1 has taken the place of image 0
+    assert again.answers.labels[pool.images.names[0]] == ids[0]  # and that is not forgotten
+    again.close()
+
+
+def test_the_labels_that_images_came_with_are_the_first_answers(tmp_path):
+    pool = make_pool(tmp_path / "pool", labels={0: "circle", 1: "square", 5: "square"})
+    session = Session(pool, tmp_path / "out")
+    assert list(session.answers.classes.values()) == ["circle", "square"]
+    assert session.codes[[0, 1, 5]].tolist() == [0, 1, 1]
+    assert session.answers.answers_since == 0
+    session.label([1], UNLABELED, why="grid", tab="tab")
+    session.close()
+    again = Session(pool, tmp_path / "out")
+    assert again.codes[1] == UNLABELED  # what was cleared stays cleared
+    again.close()
+
+
+def test_labels_csv_is_what_training_reads(session):
+    ids = label_some(session, per_class=2)
+    outside, skipped = np.flatnonzero(truth() == OTHERS)[:2].tolist()
+    session.label([outside], OUT_OF_CLASS, why="grid", tab="tab")
+    session.label([skipped], SKIPPED, why="grid", tab="tab")
+    session.rename_class(ids[0], "disk", tab="tab")
+    rows = table(session)
+    assert len(rows) == 7
+    assert {row["label"] for row in rows if not row["out_of_class"]} == {"disk", "square", "star"}
+    assert [row["label"] for row in rows if row["out_of_class"] == "yes"] == [""]
+    listing = list_labeled(session.folder / "labels.csv")
+    assert sorted(filter(None, listing.labels)) == ["disk"] * 2 + ["square"] * 2 + ["star"] * 2
+
+
+def test_classes_are_merged_with_their_predictions(session):
+    ids = label_some(session)
+    fit(session)
+    before = session.predicted.copy()
+    session.merge_class(ids[1], ids[0], tab="tab")
+    assert not (session.predicted == ids[1]).any()
+    assert (session.predicted[before == ids[1]] == ids[0]).all()
+    assert (session.codes == ids[0]).sum() == 8
+    session.undo("tab")
+    assert (session.codes == ids[1]).sum() == 4
+
+
+def test_a_new_class_from_a_cluster_of_others(session):
+    label_some(session, per_class=6)
+    session.label(np.flatnonzero(truth() == OTHERS)[:3].tolist(), OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    clusters = new_class_list(session)
+    assert clusters
+    page = browse(session, Query(view="new-class", cluster=clusters[0]["cluster"]))
+    members = [item["id"] for item in page["items"]]
+    assert page["total"] == clusters[0]["size"]
+    assert (truth()[members] == OTHERS).mean() > 0.8
+    number = session.add_class("moon", members, tab="tab")
+    assert (session.codes == number).sum() == len(members)
+    assert not any(each["cluster"] == clusters[0]["cluster"] for each in new_class_list(session))
+    session.undo("tab")
+    assert number not in session.answers.classes
+
+
+def test_a_suspected_error_is_confirmed_or_corrected(session):
+    ids = label_some(session, per_class=8)
+    flipped = np.flatnonzero(truth() == 0)[[0, 1]].tolist()
+    session.label(flipped, ids[1], why="grid", tab="tab")
+    fit(session)
+    page = browse(session, Query(view="label-errors"))
+    assert [item["id"] for item in page["items"]][:2] == flipped or set(flipped) <= set(session.suspects())
+    item = next(item for item in page["items"] if item["id"] == flipped[0])
+    assert item["suggest"] == ids[0]
+    assert "circle" in item["note"]
+    session.confirm([flipped[0]], tab="tab")
+    session.label([flipped[1]], item["suggest"], why="label-error", tab="tab")
+    assert not set(flipped) & set(session.suspects())
+    session.undo("tab")
+    assert flipped[1] in session.suspects()
+
+
+def test_an_audit_is_a_random_sample_without_answers(session):
+    label_some(session)
+    found = session.start_audit(30, tab="tab")
+    assert found == {"answered": 0, "of": 30}
+    open_ones = session.open_audit()
+    assert len(set(open_ones)) == 30
+    assert (session.codes[open_ones] == UNLABELED).all()
+    session.label([open_ones[0]], OUT_OF_CLASS, why="audit", tab="tab")
+    panel = session.state("tab")["panel"]
+    assert (panel["audit"]["answered"], panel["audit"]["of"]) == (1, 30)
+    assert 10 <= panel["audit_offer"]["within"] <= 20
+    ids, known = list(session.answers.classes), truth()
+    for number in session.open_audit():
+        label = OUT_OF_CLASS if known[number] == OTHERS else ids[known[number]]
+        session.label([number], label, why="audit", tab="tab")
+    fit(session)
+    estimate = session.state("tab")["panel"]["estimate"]
+    assert estimate["kind"] == "audit"
+    assert estimate["labels"] <= 30
+    assert session.state("tab")["panel"]["audit"] is None
+
+
+def test_a_refit_is_cancelled_while_labeling_goes_on(session, monkeypatch):
+    label_some(session)
+    begun, go_on = threading.Event(), threading.Event()
+    real = fitting.fit_round
+
+    def slow(points, answered, report):
+        begun.set()
+        assert go_on.wait(20)
+        return real(points, answered, report)
+
+    monkeypatch.setattr(fitting, "fit_round", slow)
+    session.refit()
+    assert begun.wait(20)
+    assert not session.refit()  # one at a time
+    session.label([100], OUT_OF_CLASS, why="grid", tab="tab")  # does not wait
+    assert session.state("tab")["job"]["kind"] == "refit"
+    assert session.jobs.cancel().kind == "refit"
+    go_on.set()
+    session.jobs.wait()
+    assert session.round == 0
+    assert session.answers.rounds == []
+    assert session.error is None
+
+
+def test_refits_come_by_themselves_and_miss_no_answer(session):
+    session.auto_refit = True
+    ids = [session.add_class(name, [], tab="tab") for name in NAMES]
+    for number in range(24):
+        label = OUT_OF_CLASS if truth()[number] == OTHERS else ids[truth()[number]]
+        session.label([number], label, why="suggested", tab="tab")
+    end = time.monotonic() + 60
+    while session.jobs.is_running("refit") or session.answers.answers_since >= 10:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert session.round >= 1
+    assert session.answers.answers_since < 10
+
+
+def test_a_failed_refit_says_so_and_keeps_the_last_one(session, monkeypatch):
+    label_some(session)
+    fit(session)
+    before = session.predicted.copy()
+    monkeypatch.setattr(fitting, "fit_round", lambda *_: (_ for _ in ()).throw(ValueError("no luck")))
+    session.refit()
+    session.jobs.wait()
+    assert session.error == "refit failed: no luck"
+    assert np.array_equal(session.predicted, before)
+
+
+def test_a_table_that_cannot_be_written_is_said_and_the_answer_kept(session, monkeypatch):
+    monkeypatch.setattr("ropaws.explore.label_table.write_table", _no_space)
+    session.add_class("cat", [0], tab="tab")
+    end = time.monotonic() + 10
+    while session.error is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert "labels.csv could not be written" in session.error
+    assert session.codes[0] == 0
+
+
+def _no_space(*_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "label", "why"),
+    [([], 0, "no image"), ([COUNT], 0, "from 0 to 119"), ([-1], 0, "from 0 to 119"), ([0], 7, "no class 7"),
+     ([0], -4, "must be a class")],
+)  # fmt: skip
+def test_wrong_answers_are_refused(session, numbers, label, why):
+    session.add_class("cat", [], tab="tab")
+    before = session.log.revision
+    with pytest.raises(RefusedError, match=why):
+        session.label(numbers, label, why="grid", tab="tab")
+    assert session.log.revision == before
+
+
+def test_one_class_alone_and_only_out_of_class_answers_can_be_fitted(session):
+    session.label([3, 7], OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    assert (session.predicted == UNLABELED).all()
+    assert session.suggested()
+    session.add_class("cat", [0, 4, 8], tab="tab")
+    fit(session)
+    assert set(session.predicted.tolist()) <= {0, OUT_OF_CLASS}
+
+
+def test_every_image_labeled_can_be_fitted(session):
+    ids = [session.add_class(name, [], tab="tab") for name in NAMES]
+    for kind in range(4):
+        numbers = np.flatnonzero(truth() == kind).tolist()
+        session.label(numbers, OUT_OF_CLASS if kind == OTHERS else ids[kind], why="grid", tab="tab")
+    fit(session)
+    assert session.suggested() == []
+    assert session.state("tab")["panel"]["estimate"] is None  # there is nothing left to be right about
+
+
+def test_the_estimate_never_learns_from_what_it_judges(monkeypatch):
+    """Labels at random: a classifier that had seen them would be right; one that has not is at chance."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.full((COUNT,), UNLABELED)
+    labels[:60] = torch.randint(0, 3, (60,), generator=random)
+    answered = fitting.Answered(labels, (0, 1, 2), torch.zeros(COUNT, dtype=torch.bool))
+    points = torch.randn(COUNT, 12, generator=random)
+    seen = []
+
+    def remember(held_out, given, *_):
+        seen.append((held_out[:, :3].argmax(dim=1) == given).float().mean())
+
+    monkeypatch.setattr(fitting, "pool_accuracy", remember)
+    fitted = fitting.fit_round(points, answered, Job("refit", "").report)
+    fitting.estimate(points, answered, fitted, Job("refit", "").report)
+    assert float(seen[0]) < 0.6
+
+
+# The grid
+
+
+def test_filters_of_the_grid(session):
+    ids = label_some(session)
+    session.label([3, 7], OUT_OF_CLASS, why="grid", tab="tab")
+    session.label([11], SKIPPED, why="grid", tab="tab")
+    fit(session)
+
+    def found(**options):
+        page = browse(session, Query(limit=500, **options))
+        assert page["total"] == len(page["items"])
+        return [item["id"] for item in page["items"]]
+
+    everything = set(range(COUNT))
+    assert set(found()) == everything
+    assert set(found(view="labeled")) == set(np.flatnonzero(session.codes >= 0).tolist())
+    assert set(found(view="skipped")) == {11}
+    assert set(found(view="unlabeled")) == set(np.flatnonzero(session.codes == UNLABELED).tolist())
+    assert {3, 7} <= set(found(view="out-of-class"))
+    assert found(view="suggested") == session.suggested()
+    assert set(found(predicted=ids[0])) == set(np.flatnonzero(session.predicted == ids[0]).tolist())
+    assert set(found(label=ids[0])) == set(np.flatnonzero(session.codes == ids[0]).tolist())
+    high = set(found(confidence=(0.9, 1.0)))
+    assert high == set(np.flatnonzero(session.confidence >= 0.9).tolist())
+    assert set(found(in_domain=(0.0, 0.2))) == set(np.flatnonzero(session.fitted.in_class <= 0.2).tolist())
+    assert found(text="MAGE-01") == list(range(10, 20))
+    assert found(ids=(5, 3, 9999), text="3") == [3]
+    assert found(sort="number", descending=True)[0] == COUNT - 1
+    values = session.confidence[found(sort="confidence")]
+    assert (np.diff(values) >= 0).all()
+    names = [session.pool.images.names[number] for number in found(sort="name", descending=True)]
+    assert names == sorted(names, reverse=True)
+
+
+def test_pages_hold_every_image_once(session):
+    seen = []
+    for offset in range(0, COUNT, 50):
+        seen += [item["id"] for item in browse(session, Query(offset=offset, limit=50))["items"]]
+    assert seen == list(range(COUNT))
+
+
+def test_details_of_an_image(session):
+    ids = label_some(session)
+    fit(session)
+    number = int(np.flatnonzero(truth() == 1)[10])
+    found = details(session, number)
+    assert found["probs"][0]["id"] == ids[1]
+    assert sum(each["p"] for each in found["probs"]) == pytest.approx(1, abs=0.01)
+    assert [each["label"] for each in found["nearest"]][:3] == [ids[1]] * 3
+    assert found["nearest"][0]["similarity"] >= found["nearest"][1]["similarity"]
+
+
+def test_a_name_that_is_not_utf8_can_be_shown(tmp_path):
+    pool = make_pool(tmp_path / "pool", 8)
+    odd = tmp_path / "pool" / os.fsdecode(b"\xff.png")
+    (tmp_path / "pool/image-000.png").rename(odd)
+    pool.images.images = (odd, *pool.images.images[1:])
+    pool.images.names = tuple(map(str, pool.images.images))
+    session = Session(pool, tmp_path / "out")
+    assert "\ufffd" in browse(session, Query(limit=1))["items"][0]["name"]
+    session.add_class("cat", [0], tab="tab")
+    session.close()
+    again = Session(pool, tmp_path / "out")
+    assert again.codes[0] == 0
+    again.close()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from ropaws.explore.session import Session
+from tests.explore.pools import make_pool
+session = Session(make_pool(Path(sys.argv[1])), Path(sys.argv[2]))
+session.add_class("cat", [], tab="tab")
+for number in range(10_000):
+    session.label([number % 120], 0, why="grid", tab="tab")
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_server_loses_no_confirmed_answer(tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "pool"), str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        said = []
+        for line in process.stdout:
+            said.append(int(line))
+            if said[-1] == 40:
+                process.send_signal(signal.SIGKILL)
+    confirmed = said[-1]
+    session = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    given = [entry for entry in session.log.entries if entry["do"] == "label"]
+    assert len(given) > confirmed
+    assert (session.codes[:40] == 0).all()
+    assert len(table(session)) == (session.codes == 0).sum()  # and the table follows the log
+    session.log.close()
+
+
+def test_points_of_the_fixture_are_apart():
+    points = torch.nn.functional.normalize(make_points(), dim=1)
+    same = torch.from_numpy(truth()[:, None] == truth()[None])
+    cosines = points @ points.T
+    assert float(cosines[same].min()) > float(cosines[~same].median())
