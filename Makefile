@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test test-slow wheel-check lint docs bench clean
+.PHONY: venv demo test test-slow wheel-check lint web-tools docs bench clean
 
 # Rebuilt only when what is installed changes; the file is touched last, so a broken install is redone.
 .venv/installed: pyproject.toml constraints.txt
@@ -29,6 +29,10 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# TypeScript and prettier, which check the page of `ropaws explore`; `make test` uses them where they are.
+web-tools:
+	cd web-check && npm install --silent --no-package-lock --no-audit --no-fund
+
 docs: venv
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -42,7 +46,6 @@ bench: venv
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/soak.py
 	$(BIN)/python benchmarks/propagation.py
-	$(BIN)/python benchmarks/suggest.py
 
 clean:
 	rm -rf .venv demo runs dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

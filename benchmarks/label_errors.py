@@ -39,7 +39,7 @@ SCORES = ("self_confidence", "normalized_margin", "confidence_weighted_entropy")
 STRENGTHS = (1.0, 10.0)  # C of logistic regression
 FOLDS = 5
 OURS, FORMER = "ours", "former"  # the former one: soft nearest neighbors at temperature 0.1
-# Positions of the classes among the sorted labels of a collection.
+# Positions of the classes among the sorted labels of a collection; what comes after a colon is a note.
 TABLE: dict[str, range] = {
     "cifar10": range(10),
     "garments": range(10),
@@ -53,6 +53,11 @@ TRIALS: dict[str, Any] = {
     "digits": range(10),
     "svhn": range(10),
     "texts": range(12, 18),
+    "digits: two": (3, 8),
+    "digits: four": (1, 4, 8, 9),
+    "svhn: two": (3, 8),
+    "texts: two": (12, 14),
+    "texts: four": (13, 15, 16, 17),
 }
 
 
@@ -205,7 +210,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, positions in (TRIALS if options.trials else TABLE).items():
         features, truth = rows_of(
-            collection(name, options.data, options.work), positions, tests=options.trials
+            collection(name.split(":")[0], options.data, options.work), positions, tests=options.trials
         )
         for setting in settings(int(truth.max()) + 1, int(np.bincount(truth).min())):
             words = ", ".join(map(str, (name, *setting)))

@@ -215,7 +215,22 @@ def suggest() -> str:
         f"{table(gains)}\n\nArea under the curve (mean accuracy over the five budgets), in percent:\n\n"
         f"{table(areas)}\n\nAnswers that name a class / classes that have a label, in percent:\n\n"
         f"{table(spent)}\n\n{_suggest_verdict(found['verdict'], ours)}"
+        f"\n\nOf the last {found['fresh']['seeds']} pools alone: {_suggest_verdict(found['fresh'], ours)}"
     )
+
+
+def suggest_tuning() -> str:
+    """The settings on which the choice was tuned: these figures flatter it, and still show where it fails."""
+    found = read("suggest")["tuning"]
+    ours, rival = found["ours"], found["verdict"]["best_rival"]
+    rows = [
+        ["pool, out-of-class", *map(str, found["budgets"]), f"area, {ours}", f"area, {rival}", "area, random"]
+    ]
+    for name, judges in found["rows"].items():
+        (by,) = judges.values()
+        gains = [f"{mean:+.1f} ({low:+.1f} to {high:+.1f})" for mean, low, high in by[ours]["over_random"]]
+        rows.append([name, *gains, *(f"{by[way]['area']:.1f}" for way in (ours, rival, "random"))])
+    return f"{table(rows)}\n\n{_suggest_verdict(found['verdict'], ours)}"
 
 
 def _bold(text: str, yes: bool) -> str:
@@ -480,6 +495,7 @@ SECTIONS = {
     "paper-steps": paper_steps,
     "paper-propagation": paper_propagation,
     "suggest": suggest,
+    "suggest-tuning": suggest_tuning,
     "propagation": propagation,
 }
 

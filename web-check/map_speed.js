@@ -1,4 +1,4 @@
-/** Milliseconds of what the map does, with 100,000 points on 1280 x 800 pixels; map_speed.py collects them. */
+/** Milliseconds of what the map does, with 100,000 points on 1280 x 800 pixels; map_speed.py keeps them. */
 import { pointColors } from "/web/colors.js";
 import { PointIndex, bounds, fit, lassoed, pan, zoomAt } from "/web/geometry.js";
 import { MapCanvas } from "/web/map_canvas.js";
@@ -37,10 +37,10 @@ function summary(values) {
   const sorted = [...values].sort((a, b) => a - b);
   const at = (/** @type {number} */ share) =>
     sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
-  return { median: at(0.5), p95: at(0.95) };
+  return { least: sorted[0], median: at(0.5), p95: at(0.95) };
 }
 
-/** Draws one frame after another, as a person who drags the map. @param {MapCanvas} canvas @param {any} scene */
+/** Draws frame after frame, as for a person who drags the map. @param {MapCanvas} canvas @param {any} scene */
 async function dragged(canvas, scene) {
   const [times, stamps] = [[], []];
   for (let frame = 0; frame < FRAMES; frame++) {

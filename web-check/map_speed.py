@@ -4,6 +4,7 @@ python web-check/map_speed.py     writes benchmarks/results/explore_map.json
 """
 
 import json
+import os
 import queue
 import shutil
 import subprocess
@@ -68,7 +69,8 @@ def main() -> None:
         finally:
             process.terminate()
             process.wait()
-    found = {"browser": "chromium, headless, without a GPU"} | rounded(found)
+    machine = {"cores": os.cpu_count(), "load_average": round(os.getloadavg()[0], 1)}
+    found = {"browser": "chromium, headless, without a GPU"} | machine | rounded(found)
     OUT.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -59,7 +59,7 @@ def test_a_frozen_backbone_has_not_learned_wrong_labels(console):
     assert error["image"] == 107
     assert error["name"] == "training image 107"
     assert (error["label"], error["suspected"]) == ("cow", "ant")
-    assert error["other"] > 4 * error["own"]
+    assert error["other"] > 2 * error["own"]
     assert found["leave_one_out"] == 1.0  # in the embedding, as the run classifies
 
 

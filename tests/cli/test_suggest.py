@@ -66,7 +66,9 @@ def test_a_cold_start_needs_no_label(cold, photos, tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "Most worth a label in" in shown
     assert "P(in-class)" in shown
-    assert "Expected to belong to a class: 4.0 of 4" in shown  # nothing speaks against any image yet
+    assert "Without a label, nothing tells yet which images belong to a class." in shown
+    assert "Expected to belong" not in shown
+    assert "100.0 %" not in shown
     assert "new classes" not in shown
     found = rows(tmp_path)
     assert [row["rank"] for row in found] == ["1", "2", "3", "4"]
@@ -81,6 +83,7 @@ def test_labels_that_are_there_count(cold, photos, tmp_path, capsys):
     assert len(names) == 5
     assert not any("labeled/" in name for name in names)
     text = capsys.readouterr().out
+    assert "Expected to belong to a class: " in text
     assert any(f"{name} (" in text for name in ("rows", "columns", "block"))
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from ropaws.evaluation import label_errors, leave_one_out
+from ropaws.evaluation import leave_one_out
 from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
 from ropaws.evaluation.label_errors import label_quality, rank_label_errors
 from ropaws.methods.soft_nn import LabeledEmbeddings
@@ -42,10 +42,22 @@ def test_flipped_labels_are_found_and_ranked_first():
     for error in found:
         assert error.label == wrong[error.position]
         assert error.suspected == labels[error.position]
-        assert error.other >= label_errors.ODDS * error.own
+        assert error.other >= 2.5 * error.own
     quality = label_quality(points, wrong, classes=5)
     assert set(quality.argsort()[:4].tolist()) == set(chosen.tolist())
     assert [error.position for error in found] == quality.argsort()[:4].tolist()
+
+
+@pytest.mark.parametrize(("classes", "odds"), [(2, 1.0), (4, 2.0), (12, 4.0)])
+def test_the_more_classes_the_clearer_an_error_must_be(classes, odds):
+    points, truth = blobs(60, classes, seed=5, spread=0.4)
+    labels = flipped(truth, classes, 0.2, seed=5)
+    found = rank_label_errors(points, labels, classes=classes)
+    ratios = torch.tensor([error.other / error.own for error in found])
+    assert odds <= ratios.min() < 1.5 * odds  # the least suspect one is close to the limit
+    listed = torch.zeros(len(labels), dtype=torch.bool)
+    listed[[error.position for error in found]] = True
+    assert (labels != truth)[listed].double().mean() > 2 * (labels != truth).double().mean()
 
 
 @pytest.mark.parametrize("per_class", [5, 40])
@@ -159,4 +171,4 @@ def test_any_labels_of_any_features(data):
         assert error.label == labels[error.position] != error.suspected
         assert int((labels == error.label).sum()) > 1
         assert (labels == error.suspected).any()
-        assert 0 <= label_errors.ODDS * error.own <= error.other <= 1
+        assert 0 <= len(labels.unique()) / 2 * error.own <= error.other <= 1

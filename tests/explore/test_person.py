@@ -1,4 +1,4 @@
-"""From a folder of images and no label to a classifier, as a person does it: in a browser, with a crash in between."""
+"""From a folder of images to a classifier, as a person does it: in a browser, with a crash in between."""
 
 import json
 import os
@@ -22,7 +22,7 @@ else:
 
 IMAGES = 400
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat")  # five of the ten kinds of garments
-LEAST_ACCURACY = 0.6  # of what is left; guessing one of five classes or none has 0.17
+LEAST_ACCURACY = 0.7  # of what is left; guessing one of five classes or none has 0.17
 PREDICTED = """async () => {
   const found = [];
   for (let offset = 0; ; offset += 500) {
@@ -71,8 +71,30 @@ class Server:
 
     def close(self):
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(30)
         self.process.stdout.close()
+
+
+@pytest.fixture
+def started(garments, tmp_path):
+    """A function that starts the server, on the port of the one before it."""
+    servers = []
+
+    def start():
+        servers.append(Server(garments[0], tmp_path / "out", servers[-1].port if servers else 0))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def page(chromium):
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser.new_page(viewport={"width": 1280, "height": 900})
+        browser.close()
 
 
 class Person:
@@ -85,9 +107,9 @@ class Person:
 
     def name_classes(self):
         self.page.wait_for_selector("#name-classes[open]")
-        self.page.fill("#name-classes textarea", "\n".join(CLASSES))
-        self.page.click("#name-classes button[type=submit]")
-        self.page.wait_for_selector("#name-classes:not([open])", state="attached")
+        self.page.fill("#name-text", "\n".join(CLASSES))
+        self.page.click("#name-classes >> text=Create")
+        self.page.wait_for_selector(f"#class-list >> text={CLASSES[-1]}")
         self.page.wait_for_selector(".tile.cursor")
 
     def current(self):
@@ -95,6 +117,7 @@ class Person:
 
     def answer(self):
         """One image, by a key; the page moves on by itself."""
+        self.page.wait_for_function("document.querySelector('#grid').ariaBusy !== 'true'")
         name = self.current()
         self.page.keyboard.press(str(1 + self.truth[name]) if self.truth[name] < len(CLASSES) else "o")
         self.answered += 1
@@ -108,17 +131,34 @@ class Person:
 
     def refit(self):
         before = self.state()["round"]
-        self.page.wait_for_function("document.querySelector('#job').hidden", timeout=120_000)
+        self.wait_for_jobs()
         self.page.keyboard.press("r")
-        for _ in range(2400):
-            state = self.state()
-            if state["round"] > before and state["job"] is None:
+        for _ in range(200):
+            if self.state()["job"] is not None:
                 break
-            self.page.wait_for_timeout(50)
-        assert state["error"] is None
-        assert state["round"] > before
+            self.page.wait_for_timeout(10)
+        self.wait_for_jobs()
+        assert self.state()["error"] is None
+        assert self.state()["round"] > before
+        self.look_at_suggestions()
+
+    def look_at_suggestions(self):
         self.page.click("#views >> text=Suggested")
         self.page.wait_for_timeout(1500)  # the page asks every second
+
+    def wait_for_unlabeled(self, count):
+        for _ in range(600):
+            found = self.state()["counts"]["unlabeled"]
+            if found == count:
+                return
+            self.page.wait_for_timeout(50)
+        pytest.fail(f"{found} images are unlabeled, not {count}")
+
+    def wait_for_jobs(self):
+        for _ in range(2400):
+            if self.state()["job"] is None:
+                return
+            self.page.wait_for_timeout(50)
 
     def state(self):
         return self.page.evaluate("async () => (await fetch('/api/state')).json()")
@@ -136,76 +176,57 @@ class Person:
         return sum(right) / len(right)
 
 
-def test_from_zero_labels_to_a_classifier(garments, tmp_path, chromium):
-    folder, truth = garments
-    server = Server(folder, tmp_path / "out")
+def test_from_zero_labels_to_a_classifier(garments, started, page, tmp_path):
     said = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("console", lambda message: said.append(message.text))
-        page.goto(server.address)
-        person = Person(page, truth)
-        person.name_classes()
-        page.uncheck("#auto-refit") if page.locator("#auto-refit").is_checked() else None
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: said.append(message.text))
+    server = started()
+    page.goto(server.address)
+    person = Person(page, garments[1])
+    person.name_classes()
+    page.uncheck("#auto-refit")
 
-        person.label(19)
-        name = person.answer()
-        page.wait_for_timeout(500)
-        before = person.state()["counts"]
-        page.keyboard.press("z")  # undone, and answered again
-        page.wait_for_timeout(500)
-        after = person.state()["counts"]
-        assert after["unlabeled"] == before["unlabeled"] + 1
-        assert person.current() == name
-        person.answer()
-        page.wait_for_timeout(500)
-        assert person.state()["counts"]["unlabeled"] == IMAGES - 20
-        person.refit()
-        first = person.accuracy()
+    person.label(19)
+    name = person.answer()
+    person.wait_for_unlabeled(IMAGES - 20)
+    page.keyboard.press("z")  # undone, and answered again
+    person.wait_for_unlabeled(IMAGES - 19)
+    page.wait_for_selector(f".tile.cursor[title*='{name}']")
+    person.answer()
+    person.wait_for_unlabeled(IMAGES - 20)
+    person.refit()
+    first = person.accuracy()
 
-        page.reload()
-        page.wait_for_selector(".tile.cursor")
-        assert person.state()["counts"]["unlabeled"] == IMAGES - 20
-        person.label(8)
-        page.wait_for_timeout(500)
-        assert said == []  # until the server is gone, nothing was wrong
+    page.reload()
+    page.wait_for_selector(".tile.cursor")
+    person.label(8)
+    person.wait_for_unlabeled(IMAGES - 28)
+    assert said == []  # until the server is gone, nothing was wrong
 
-        server.kill()
-        page.wait_for_timeout(300)
-        person.answer()  # goes on while the server is away: kept in the browser
-        page.wait_for_selector("#banner:not([hidden])", timeout=20_000)
-        server = Server(folder, tmp_path / "out", server.port)
-        page.wait_for_selector("#banner[hidden]", state="attached", timeout=60_000)
-        for _ in range(400):
-            counts = person.state()["counts"]
-            if counts["unlabeled"] == IMAGES - 29 and person.state()["job"] is None:
-                break
-            page.wait_for_timeout(100)
-        assert counts["unlabeled"] == IMAGES - 29  # nothing was lost on either side
-        said.clear()  # requests that failed while it was away
+    server.kill()
+    page.wait_for_timeout(300)
+    person.answer()  # while the server is away: kept in the browser
+    page.wait_for_selector("#banner:not([hidden])", timeout=20_000)
+    server = started()
+    page.wait_for_selector("#banner[hidden]", state="attached", timeout=60_000)
+    person.wait_for_unlabeled(IMAGES - 29)  # nothing was lost on either side
+    person.wait_for_jobs()
+    said.clear()  # requests that failed while it was away
 
-        page.click("#views >> text=Suggested")
+    person.look_at_suggestions()
+    person.label(11)
+    person.wait_for_unlabeled(IMAGES - 40)
+    person.refit()
+    second = person.accuracy()
+    for width, height in ((1280, 900), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
         page.wait_for_timeout(1500)
-        person.label(11)
-        page.wait_for_timeout(500)
-        person.refit()
-        second = person.accuracy()
-        state = person.state()
-        shots = os.environ.get("ROPAWS_SCREENSHOTS")
-        for width, height in ((1280, 900), (390, 844)):
-            page.set_viewport_size({"width": width, "height": height})
-            page.wait_for_timeout(1500)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            if shots:
-                page.screenshot(path=f"{shots}/explore-{width}.png")
-        assert said == []
-        browser.close()
-    server.close()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if shots := os.environ.get("ROPAWS_SCREENSHOTS"):
+            page.screenshot(path=f"{shots}/explore-{width}.png")
+    assert said == []
     print(f"accuracy {first:.1%} with 20 answers, {second:.1%} with 40")
-    assert state["counts"]["unlabeled"] == IMAGES - 40
-    assert len(state["panel"]["rounds"]) == 2
+    assert len(person.state()["panel"]["rounds"]) >= 2  # the new server refits by itself once more
     assert second >= LEAST_ACCURACY
     kept = [json.loads(line) for line in (tmp_path / "out/answers.jsonl").read_text().splitlines()]
-    assert sum(entry["do"] == "label" for entry in kept) == 41  # forty and the one that was undone
+    assert sum(entry["do"] == "label" for entry in kept) == 41  # forty, and the one that was undone

@@ -1,6 +1,6 @@
 """What to label next in a run, with the reason of each suggestion in words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -187,11 +187,11 @@ def _features(run: Run) -> Tensor:
         _say(run, f"The images are not available ({error}); neighbors are those of the run's embedding.")
         return torch.cat([pool.outputs.embedding, labeled.embeddings])
     rows = torch.cat([pool.positions, run.facts.split.indices])
-    parts = rows.split(BATCH)
-    title = f"Features of {len(rows):,} images, batches"
-    return torch.cat(
-        [run.features(images, part) for part in watch_files(run.console)(parts, title, len(parts))]
-    )
+    parts: Iterable[Tensor] = rows.split(BATCH)
+    if len(rows) > BATCH:  # a large pool takes minutes
+        title = f"Features of {len(rows):,} images, batches"
+        parts = watch_files(run.console)(parts, title, len(rows.split(BATCH)))
+    return torch.cat([run.features(images, part) for part in parts])
 
 
 def _say(run: Run, line: str) -> None:

@@ -73,11 +73,15 @@ def suggest(arguments: list[str]) -> None:
         _write(command.out, found.suggestions)
     console = Console()
     where = command.run or " ".join(map(str, command.unlabeled))
-    console.print(_table(f"Most worth a label in {where}", found.suggestions))
-    expected = sum(item["in_domain"] for item in found.suggestions)
-    print(f"Expected to belong to a class: {expected:.1f} of {len(found.suggestions)}")
+    any_label = command.run is not None or bool(command.labeled)
+    console.print(_table(f"Most worth a label in {where}", found.suggestions, any_label))
+    if any_label:
+        expected = sum(item["in_domain"] for item in found.suggestions)
+        print(f"Expected to belong to a class: {expected:.1f} of {len(found.suggestions)}")
+    else:
+        print("Without a label, nothing tells yet which images belong to a class.")
     if found.new_classes:
-        console.print(_table("Likely new classes, not part of the list above", found.new_classes))
+        console.print(_table("Likely new classes, not part of the list above", found.new_classes, any_label))
     if command.out is not None:
         print(f"Written: {command.out}")
 
@@ -125,7 +129,7 @@ def _of_images(command: Suggest) -> Found:
     )
 
 
-def _table(title: str, found: Sequence[Suggestion]) -> Table:
+def _table(title: str, found: Sequence[Suggestion], any_label: bool) -> Table:
     table = Table(title=escape(printable(title)))
     table.add_column("", justify="right")
     table.add_column("image", overflow="fold")
@@ -133,7 +137,7 @@ def _table(title: str, found: Sequence[Suggestion]) -> Table:
     table.add_column("stands for", justify="right")
     table.add_column("why")
     for item in found:
-        figures = percent(item["in_domain"]), f"{item['stands_for']:,}"
+        figures = percent(item["in_domain"] if any_label else None), f"{item['stands_for']:,}"
         cells = (str(item["rank"]), item["name"], *figures, item["reason"])
         table.add_row(*(escape(printable(cell)) for cell in cells))
     return table

@@ -25,7 +25,7 @@ SLOPE, SLOPE_PRECISION, OFFSET_PRECISION = 0.7, 4.0, 0.1
 CLIP = 1e-4  # confidences are kept so far from 0 and 1
 STEPS = 50  # of Newton's method, at most
 # The curve itself may not hold: standard error that no label removes, and as a share of the correction.
-CURVE_ERROR, CORRECTION_ERROR = 0.03, 0.5
+CURVE_ERROR, CORRECTION_ERROR = 0.04, 0.5
 
 
 class AccuracyEstimate(NamedTuple):

@@ -11,7 +11,9 @@ from ropaws.evaluation.leave_one_out import main_directions, ridge, soft_nn
 # Chosen on other data than those of the table in docs/analysis.md; see benchmarks/label_errors.py.
 NEIGHBOR_SHARE = 0.3  # of soft nearest neighbors, beside ridge regression
 RIVAL_SHARE = 0.5  # how much the best other class counts against a label, beside the label's own probability
-ODDS = 4.0  # how much more likely another class must be before a label is suspected
+# A label is suspected if another class is more likely by a factor of half the number of classes, 4 at most.
+# The more classes there are, the smaller is the probability that noise leaves to a wrong label.
+MOST_ODDS = 4.0
 
 
 class SuspectedError(NamedTuple):
@@ -35,13 +37,15 @@ def rank_label_errors(features: Tensor, labels: Tensor, *, classes: int) -> list
         classes: Number of classes.
 
     Returns:
-        Labels for which another class is at least ODDS times as likely.
+        Labels for which another class is more likely, with many classes much more.
     """
     numbers, log_probs = _judged(features, labels, classes)
     probs = log_probs.exp()
     own = probs.gather(1, numbers[:, None]).squeeze(1)
     other, suspected = probs.max(dim=1)
-    found = ((other >= ODDS * own) & _confirmable(numbers)).nonzero().squeeze(1)
+    odds = min(MOST_ODDS, len(numbers.unique()) / 2)
+    contradicted = (suspected != numbers) & (other >= odds * own)
+    found = (contradicted & _confirmable(numbers)).nonzero().squeeze(1)
     ranked = found[_quality(log_probs, numbers)[found].argsort(stable=True)]
     as_given = [*range(classes), OUT_OF_CLASS]
     return [

@@ -1,5 +1,6 @@
 """Logistic regression on features: the plain rival that every run is measured against."""
 
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -50,7 +51,9 @@ def _solve(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     # The weights are sums of the rows: with fewer rows than dimensions, solving inside their span is exact.
     basis = torch.linalg.svd(rows, full_matrices=False).Vh if len(rows) < rows.shape[1] else None
     inside = rows if basis is None else rows @ basis.T
-    model = LogisticRegression(C=STRENGTH, max_iter=STEPS).fit(inside.numpy(), labels.numpy())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The number of unique classes")  # few labels of many classes
+        model = LogisticRegression(C=STRENGTH, max_iter=STEPS).fit(inside.numpy(), labels.numpy())
     weights, bias = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
     if len(weights) == 1:  # two classes: one logit, that of the second
         weights, bias = torch.cat([0 * weights, weights]), torch.cat([0 * bias, bias])

@@ -307,6 +307,7 @@ def bind(port: int | None) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((HOST, candidate))
+            sock.listen()  # a browser that comes before the server answers waits, and is not refused
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE and port is None:

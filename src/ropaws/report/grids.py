@@ -129,7 +129,7 @@ def outside(files: RunFiles) -> str:
 def label_errors(files: RunFiles) -> str:
     found = files.found("label_errors")
     if not found:
-        return "<p>No label is contradicted by a majority of its neighbors.</p>"
+        return "<p>No label is contradicted by the other labels.</p>"
     if no_better_than_chance(files, files.evaluation.get("leave_one_out", 1.0)):
         return (
             "<p>The labels predict one another no better than guessing, so suspected errors mean nothing yet:"

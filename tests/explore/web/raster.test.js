@@ -44,7 +44,7 @@ test("a disc is round, centered, and as wide as asked", () => {
   assert.ok(disc(8).dx.length < 64 && disc(8).dx.length > 64 * 0.7);
 });
 
-test("only the points that are asked for are drawn, in the order given, all in one color if it is a number", () => {
+test("only the points asked for are drawn, in the order given, and in one color if that is a number", () => {
   const pixels = new Uint32Array(SIZE.width * SIZE.height);
   drawPoints(pixels, SIZE, VIEW, [0, 5, 0], [0, 0, 0], [1, 2, 3], disc(1), [2, 0]);
   assert.deepEqual([...pixels].filter(Boolean), [1]);

@@ -50,9 +50,7 @@ def fitted(tmp_path_factory):
         client.post("/api/refit")
         while client.state()["round"] == 0:
             time.sleep(0.1)
-        client.post(
-            "/api/cancel"
-        )  # the estimate of the accuracy takes most of the time, and is not needed here
+        client.post("/api/cancel")  # the slow estimate of the accuracy is not needed here
         client.wait(240)
         yield client, session
 
@@ -186,6 +184,22 @@ def test_a_key_held_down_labels_one_image(server, opened):
     window.wait("document.querySelector('.tile.answered')")
     window.page.wait_for_timeout(300)
     assert client.state()["counts"]["labeled"] == before + 1
+
+
+def test_at_the_end_of_a_list_a_key_does_not_hit_the_last_image_again(server, opened):
+    client, session = server
+    ids = class_ids(session)
+    window = opened(client).show("Labeled")
+    names = shown(window)
+    window.page.locator(".tile").last.click()
+    window.press("o")
+    wait_for_label(window, client, names[-1], -2)
+    window.wait("document.querySelector('#grid').ariaBusy !== 'true'")
+    window.press("1")
+    window.wait("document.querySelector('#messages').textContent.startsWith('No image to label')")
+    window.press("ArrowLeft", "3")  # on purpose, it can still be changed
+    wait_for_label(window, client, names[-2], ids[2])
+    assert session.codes[names[-1]] == -2
 
 
 def test_keys_do_nothing_while_typing(server, opened):

@@ -12,6 +12,8 @@
  */
 import { OUT_OF_CLASS, SKIPPED, UNLABELED, labelName, plural } from "./format.js";
 
+export const PAGE = 60; // images of the grid at a time
+
 /** @type {Record<ViewName, string>} */
 export const VIEW_NAMES = {
   suggested: "Suggested next",

@@ -6,12 +6,12 @@
  */
 import { Away, Refused } from "./api.js";
 import { element, find, setText } from "./dom.js";
-import { QUEUES, SHRINKING, describe, queryOf } from "./filters.js";
-import { UNLABELED, count } from "./format.js";
+import { PAGE, describe, queryOf } from "./filters.js";
+import { count } from "./format.js";
 import { attempt, say } from "./messages.js";
+import { nextOpen } from "./queue.js";
 import { makeTile, markTile } from "./tiles.js";
 
-export const PAGE = 60;
 const MOST_PER_REQUEST = 500;
 const MOST_SELECTED = 20_000; // by "select all": beyond it, the lasso is faster
 
@@ -33,6 +33,7 @@ export class Grid {
     this.cursor = 0;
     this.anchor = 0; // where a range of shift-clicks starts
     this.isLoading = false;
+    this.isDone = false;
     this.asked = 0; // the number of the last request: a late answer to an earlier one is dropped
     this.listen();
   }
@@ -55,9 +56,14 @@ export class Grid {
     this.store.on(["labels", "selection", "columns", "theme"], () => this.mark());
   }
 
-  /** The image at the cursor; none while a page is on its way, when a key would hit an image not seen yet. */
+  /**
+   * The image at the cursor. None while a page is on its way, when a key would hit an image not seen yet, nor
+   * when all are answered, when it would hit the last one again.
+   *
+   * @returns {Item | null}
+   */
   get current() {
-    return this.isLoading ? null : (this.items[this.cursor] ?? null);
+    return this.isLoading || this.isDone ? null : (this.items[this.cursor] ?? null);
   }
 
   /** @param {number} offset @returns {Promise<void>} */
@@ -87,9 +93,9 @@ export class Grid {
   /** @param {Item[]} items @param {number} total @param {number} offset */
   take(items, total, offset) {
     const hadFocus = this.box.contains(document.activeElement);
-    Object.assign(this, { items, total, offset, answered: new Set() });
+    Object.assign(this, { items, total, offset, answered: new Set(), isDone: false });
     for (const item of items) this.store.names.set(item.id, item.name);
-    this.cursor = Math.max(0, this.nextOpen(0) ?? 0);
+    this.cursor = Math.max(0, nextOpen(this, 0) ?? 0);
     this.anchor = this.cursor;
     this.draw();
     if (hadFocus) this.focusCursor();
@@ -179,6 +185,7 @@ export class Grid {
   /** @param {number} k */
   moveTo(k) {
     if (!this.items.length) return;
+    this.isDone = false;
     this.cursor = Math.min(this.items.length - 1, Math.max(0, k));
     this.mark();
     this.focusCursor();
@@ -221,75 +228,6 @@ export class Grid {
     if (offset < 0 || offset >= this.total) return;
     await this.load(offset);
     this.box.scrollTop = 0;
-  }
-
-  /**
-   * The next image that still wants an answer, from position k on.
-   *
-   * @param {number} k
-   * @returns {number | null}
-   */
-  nextOpen(k) {
-    const isQueue = QUEUES.has(this.store.filter.view);
-    const isOpen = (/** @type {Item} */ item) =>
-      !this.answered.has(item.id) && (!isQueue || this.store.labelOf(item.id, item.label) === UNLABELED);
-    const found = this.items.findIndex((item, at) => at >= k && isOpen(item));
-    return found < 0 ? null : found;
-  }
-
-  /** @param {number[]} ids */
-  setAnswered(ids) {
-    for (const id of ids) this.answered.add(id);
-    this.mark();
-  }
-
-  /** Answers were taken back: the cursor returns to the first of them. @param {number[]} ids */
-  setOpenAgain(ids) {
-    for (const id of ids) this.answered.delete(id);
-    const first = this.items.findIndex((item) => ids.includes(item.id));
-    if (first >= 0) this.moveTo(first);
-    else this.mark();
-  }
-
-  /**
-   * Moves on to the next image that wants an answer, on the next page if need be, and gives it.
-   *
-   * @param {() => Promise<void>} sent - resolves when the server has the answers
-   * @returns {Promise<Item | null>}
-   */
-  async advance(sent) {
-    const next = this.nextOpen(this.cursor) ?? (QUEUES.has(this.store.filter.view) ? this.nextOpen(0) : null);
-    if (next !== null) {
-      this.moveTo(next);
-      return this.current;
-    }
-    await sent();
-    const shrinks = SHRINKING.has(this.store.filter.view);
-    const last = this.offset + this.items.length >= this.total;
-    if (shrinks) await this.load(this.offset);
-    if ((!shrinks || this.nextOpen(0) === null) && !last) await this.load(this.offset + PAGE);
-    this.focusCursor();
-    return this.nextOpen(this.cursor) === null ? null : this.current;
-  }
-
-  /**
-   * Takes what a new model suggests for the places behind the cursor. The image at the cursor, which the
-   * person may be about to answer, stays where it is.
-   */
-  async renewRest() {
-    const { filter } = this.store;
-    if (!SHRINKING.has(filter.view) || filter.ids || this.offset > 0 || !this.items.length) return;
-    const { asked } = this;
-    const page = await this.api.images(queryOf(filter, 0, PAGE));
-    if (asked !== this.asked) return;
-    const kept = this.items.slice(0, this.cursor + 1);
-    const known = new Set(kept.map((item) => item.id));
-    this.items = [...kept, ...page.items.filter((item) => !known.has(item.id))].slice(0, PAGE);
-    this.total = Math.max(page.total, this.items.length);
-    for (const item of this.items) this.store.names.set(item.id, item.name);
-    const hadFocus = this.box.contains(document.activeElement);
-    this.draw();
-    if (hadFocus) this.focusCursor();
   }
 
   /** Thumbnails of the next page, so that turning is instant. */

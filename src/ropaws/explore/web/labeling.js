@@ -8,6 +8,7 @@
  */
 import { SKIPPED, UNLABELED, plural } from "./format.js";
 import { attempt, say } from "./messages.js";
+import { advance, setAnswered, setOpenAgain } from "./queue.js";
 
 export class Labeling {
   /** @param {Store} store @param {Sync} sync @param {Grid} grid @param {DetailView} detail */
@@ -79,12 +80,12 @@ export class Labeling {
   /** @param {number[]} ids @param {string} text */
   async after(ids, text) {
     say(text);
-    this.grid.setAnswered(ids);
+    setAnswered(this.grid, ids);
     const isOpen = this.detail.id !== null;
     const inGrid = ids.some((id) => this.grid.items.some((item) => item.id === id));
     if (!isOpen) this.store.select([]);
     if (!inGrid) return;
-    const next = await this.grid.advance(() => this.sync.sent);
+    const next = await advance(this.grid, () => this.sync.sent);
     if (!isOpen) return;
     if (next) this.detail.show(next.id);
     else this.detail.close();
@@ -95,7 +96,7 @@ export class Labeling {
     await attempt(async () => {
       const { text, ids } = await this.sync.undo();
       say(text);
-      this.grid.setOpenAgain(ids);
+      await setOpenAgain(this.grid, ids);
     });
   }
 
@@ -118,7 +119,7 @@ export class Labeling {
   async refit() {
     const job = this.store.state?.job;
     if (this.store.readOnly) say("This page is read-only");
-    else if (job) say(`Please wait: ${job.text}`);
+    else if (job?.kind === "refit") say(`Please wait: ${job.text}`);
     else await this.ask("/api/refit");
   }
 

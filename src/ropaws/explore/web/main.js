@@ -14,6 +14,7 @@ import { attempt, say, setBanner } from "./messages.js";
 import { Outbox } from "./outbox.js";
 import { PanelView } from "./panel.js";
 import { Picker } from "./picker.js";
+import { renewRest } from "./queue.js";
 import { Store } from "./store.js";
 import { Sync } from "./sync.js";
 import { orphans, outboxKey, tabId } from "./tab_id.js";
@@ -122,7 +123,7 @@ function followRounds(store, grid) {
     const before = round;
     round = store.version?.round ?? -1;
     if (before < 0 || before === round) return;
-    attempt(() => (grid.items.length ? grid.renewRest() : grid.load(0)));
+    attempt(() => (grid.items.length ? renewRest(grid) : grid.load(0)));
   });
 }
 

@@ -75,7 +75,7 @@ export class PanelView {
       notice && element("p", { className: "notice" }, notice),
     ]);
     this.auto.checked = auto_refit;
-    this.refit.disabled = job !== null;
+    this.refit.disabled = job?.kind === "refit";
   }
 
   /** @param {State} state */
@@ -122,7 +122,7 @@ export class PanelView {
           element(
             "p",
             {},
-            `${audit.answered} of ${audit.of} answered; the accuracy will be known to ${points(audit.within)}.`,
+            `${audit.answered} of ${audit.of} answered, for an accuracy to within ${points(audit.within)}.`,
           ),
           element("progress", { max: audit.of, value: audit.answered, "aria-label": "Audit" }),
           button("Continue the audit", () => this.showAudit()),
@@ -153,8 +153,9 @@ export class PanelView {
 
   /** @param {State} state */
   drawOutputs({ outputs, read_only, job }) {
+    const isBusy = job !== null && job.kind !== "map";
     const ask = (/** @type {string} */ kind) => () => this.labeling.ask("/api/export", { kind }, "Started");
-    fill(find("outputs", HTMLElement), [outputs, read_only, job === null], () => [
+    fill(find("outputs", HTMLElement), [outputs, read_only, isBusy], () => [
       element(
         "dl",
         {},
@@ -175,19 +176,19 @@ export class PanelView {
           "div",
           { className: "row wrap" },
           button("Predictions", ask("predictions"), {
-            disabled: job !== null,
+            disabled: isBusy,
             title: "Write a table of the predictions",
           }),
           button("Sorted folders", ask("folders"), {
-            disabled: job !== null,
+            disabled: isBusy,
             title: "Copy the images into a folder per class",
           }),
           button("Train a run", ask("run"), {
-            disabled: job !== null,
+            disabled: isBusy,
             title: "Train on the features, with a report",
           }),
           button("Fine-tune", ask("finetune"), {
-            disabled: job !== null,
+            disabled: isBusy,
             title: "Train the whole network: takes long",
           }),
         ),
