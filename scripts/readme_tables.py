@@ -472,7 +472,30 @@ def audit_sizes() -> str:
     return table([head, *sizes, *widths])
 
 
+def explore_map() -> str:
+    found = read("explore_map")
+    times = found["milliseconds"]
+    views = {
+        "whole_map": "whole map",
+        "zoomed_four_times": "zoomed in",
+        "half_selected": "half of it selected",
+    }
+    rows = [
+        [name, *(f"{times[view]['draw'][key]:g}" for key in ("least", "median", "p95"))]
+        for view, name in views.items()
+    ]
+    width, height = found["pixels"]
+    head = (
+        f"Milliseconds to draw {found['points']:,} points at {width} x {height} pixels in {found['browser']},"
+        f" on {found['cores']} cores with a load average of {found['load_average']} from other programs"
+        " (`python web-check/map_speed.py`); a lasso around points takes"
+        f" {times['lasso']:.0f} ms, finding the point under the cursor {times['hover']:g} ms:"
+    )
+    return f"{head}\n\n{table([['', 'fastest', 'median', '95th percentile'], *rows])}"
+
+
 SECTIONS = {
+    "explore-map": explore_map,
     "label-errors": label_errors,
     "accuracy-in-class": lambda: accuracy_estimate("in-class"),
     "accuracy-overall": lambda: accuracy_estimate("overall"),
