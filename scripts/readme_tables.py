@@ -494,8 +494,17 @@ def explore_map() -> str:
     return f"{head}\n\n{table([['', 'fastest', 'median', '95th percentile'], *rows])}"
 
 
+def explore_refit() -> str:
+    found = read("explore_refit")["seconds"]
+    names = list(next(iter(found.values())))
+    rows = [["images", *names]]
+    rows += [[f"{int(images):,}", *(f"{times[name]:g}" for name in names)] for images, times in found.items()]
+    return table(rows)
+
+
 SECTIONS = {
     "explore-map": explore_map,
+    "explore-refit": explore_refit,
     "label-errors": label_errors,
     "accuracy-in-class": lambda: accuracy_estimate("in-class"),
     "accuracy-overall": lambda: accuracy_estimate("overall"),
