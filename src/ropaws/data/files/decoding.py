@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from ropaws.data.files.cache import SquareCache
-from ropaws.data.files.rows import ArrayRow, DatasetRow
+from ropaws.data.files.rows import ArrayRow
+from ropaws.data.files.saved_datasets import DatasetRow
 from ropaws.data.files.worker_pool import map_in_workers
 
 ImageRef = Path | ArrayRow | DatasetRow

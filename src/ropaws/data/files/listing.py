@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ropaws.data.files.decoding import ImageRef, is_image_file, walk_images
-from ropaws.data.files.rows import is_dataset, list_arrays, list_dataset
+from ropaws.data.files.rows import list_arrays
+from ropaws.data.files.saved_datasets import is_dataset, list_dataset
 
 TABLES = (".csv", ".parquet")
 

@@ -1,4 +1,4 @@
-"""Images that are not files of their own: rows of an array in an .npz, rows of a saved dataset."""
+"""Images that are not files of their own: rows of an array in an .npz."""
 
 import functools
 import io
@@ -33,21 +33,6 @@ class ArrayRow(NamedTuple):
     def open(self) -> Image.Image:
         image = load_arrays(self.file)[self.array][self.row]
         return Image.fromarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image)
-
-
-class DatasetRow(NamedTuple):
-    """One image of a Hugging Face dataset that was saved to disk."""
-
-    folder: Path
-    column: str
-    row: int
-
-    def __str__(self) -> str:
-        return f"{self.folder}#{self.row}"
-
-    def open(self) -> Image.Image:
-        value = load_dataset(self.folder)[self.row][self.column]
-        return value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value, np.uint8))
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -161,38 +146,3 @@ def label_name(value: object, names: list[str] | None, place: Path) -> str | Non
     if value >= len(names):
         raise ValueError(f"{place}: label {value}, but there are only {len(names)} class names")
     return names[value]
-
-
-def is_dataset(folder: Path) -> bool:
-    """Was this folder written by save_to_disk of Hugging Face datasets?"""
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
-
-
-@functools.lru_cache(maxsize=8)
-def load_dataset(folder: Path) -> Any:
-    if not (folder / "state.json").is_file():
-        splits = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-        raise ValueError(f"{folder} holds several splits; name one of them: {folder}/... ({splits})")
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"{folder}: saved datasets need pip install 'ropaws[huggingface]'") from None
-    return datasets.load_from_disk(str(folder))
-
-
-def list_dataset(folder: Path) -> tuple[list[DatasetRow], list[str | None]]:
-    """Rows of a saved dataset; the image column and the label column are found by their types."""
-    folder = folder.absolute()
-    dataset = load_dataset(folder)
-    kinds = {name: type(feature).__name__ for name, feature in dataset.features.items()}
-    image = next((name for name, kind in kinds.items() if kind == "Image"), None)
-    if image is None:
-        raise ValueError(f"{folder} has no column of images; it has {', '.join(kinds) or 'none'}")
-    rows = [DatasetRow(folder, image, index) for index in range(len(dataset))]
-    label = next(
-        (n for n, kind in kinds.items() if kind == "ClassLabel"), "label" if "label" in kinds else None
-    )
-    if label is None:
-        return rows, [None] * len(rows)
-    names = list(dataset.features[label].names) if kinds[label] == "ClassLabel" else None
-    return rows, [label_name(value, names, folder) for value in dataset[label]]
