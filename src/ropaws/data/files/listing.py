@@ -1,11 +1,11 @@
 """Which images there are, and what is known of them: folders, tables, arrays, saved datasets."""
 
-import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ropaws.data.files.csv_cells import read_csv
 from ropaws.data.files.decoding import ImageRef, is_image_file, walk_images
 from ropaws.data.files.rows import list_arrays
 from ropaws.data.files.saved_datasets import is_dataset, list_dataset
@@ -116,7 +116,8 @@ def read_table(path: Path, *, needs_label: bool = True) -> Listing:
     """Rows of path and label. Paths are relative to the table's folder; an empty label is none."""
     if not path.is_file():
         raise FileNotFoundError(f"no table at {path}")
-    rows = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    rows: Iterable[Mapping[str, object]]
+    rows = read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
     wanted = ("path", "label") if needs_label else ("path",)
     paths: list[Path] = []
     labels: list[str | None] = []
@@ -134,12 +135,6 @@ def read_table(path: Path, *, needs_label: bool = True) -> Listing:
     if missing:
         raise ValueError(f"{path} names {len(missing)} files that are not there, the first is {missing[0]}")
     return Listing(tuple(paths), tuple(labels))
-
-
-def _read_csv(path: Path) -> list[Mapping[str, object]]:
-    # Names that are not UTF-8 must come through as they are on disk.
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        return list(csv.DictReader(file))
 
 
 def _read_parquet(path: Path) -> list[Mapping[str, object]]:
