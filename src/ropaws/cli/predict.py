@@ -15,7 +15,8 @@ from ropaws.cli.runs import run_of
 from ropaws.data.datasets.feature_file import FeatureTable
 from ropaws.data.files.decoding import ImageRef
 from ropaws.data.files.listing import list_unlabeled, merge
-from ropaws.prediction.export import PredictSettings, check_target, label_files
+from ropaws.prediction.export import PredictSettings, label_files
+from ropaws.prediction.label_tables import check_target
 from ropaws.prediction.predict import Predictor, feature_table
 
 

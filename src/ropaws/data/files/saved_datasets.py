@@ -74,8 +74,8 @@ def _check_files(folder: Path) -> None:
     state = read_json(folder / STATE)
     parts = state.get("_data_files") if isinstance(state, dict) else None
     listed = parts if isinstance(parts, list) else [None]
-    names = [part.get("filename") if isinstance(part, dict) else None for part in listed]
-    if not all(isinstance(name, str) for name in names):
+    names = [part["filename"] for part in listed if isinstance(part, dict) and "filename" in part]
+    if len(names) < len(listed) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{folder / STATE} does not list the files of a saved dataset; save it again")
     for name in names:
         place = folder / name
