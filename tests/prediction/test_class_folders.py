@@ -4,7 +4,7 @@ import os
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropaws.prediction import class_folders as module
@@ -44,6 +44,7 @@ def test_classes_that_look_alike_on_disk_are_told_apart():
     assert class_folders([*labels, taken])["a/b"] == taken != class_folders([*labels, taken])[taken]
 
 
+@settings(deadline=None)
 @given(st.lists(ODD, min_size=1, max_size=6, unique=True))
 def test_no_label_leads_out_of_the_folder_and_no_two_share_one(labels):
     folders = class_folders(labels)
