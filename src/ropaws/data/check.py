@@ -122,7 +122,7 @@ def _first_alike(some: Sequence[Look], others: Sequence[Look]) -> dict[int, int]
     """Of each image that has a near copy among others, the first of these."""
     found: dict[int, int] = {}
     for tile in near_copies(some, others):
-        for row in tile.alike.any(axis=1).nonzero()[0].tolist():
+        for row in np.flatnonzero(tile.alike.any(axis=1)).tolist():
             found.setdefault(int(tile.rows[row]), int(tile.columns[tile.alike[row].argmax()]))
     return found
 
