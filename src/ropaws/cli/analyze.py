@@ -1,9 +1,7 @@
 """`ropaws evaluate`, `report`, `compare` and `suggest`."""
 
 import csv
-import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from ropaws.analysis.suggest import Suggestion
 from ropaws.cli.parsing import parse
 from ropaws.cli.runs import run_of
 from ropaws.cli.tables import percent as percent  # `train` takes it from here, too
-from ropaws.cli.tables import print_fitting, printable, text_table, wide_console
+from ropaws.cli.tables import print_fitting, text_table, wide_console
 from ropaws.report import learning, rivals
 from ropaws.report.compare_page import write_comparison
 from ropaws.report.comparison import compare_runs
@@ -31,6 +29,7 @@ from ropaws.report.verdict import verdict
 from ropaws.runs.atomic import replacing, write_json
 from ropaws.runs.layout import CONFIG, EVALUATION, METRICS
 from ropaws.runs.run import POOL, Run
+from ropaws.terminal import Terminal, printable, say, say_json
 
 MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
 
@@ -53,6 +52,8 @@ class Evaluate:
     the labeled images alone."""
     pool: int = POOL
     """Unlabeled images to look at, at most; 0 for all."""
+    test: Path | None = None
+    """Where the test images are, if they are others than the run was trained with."""
     method: str | None = None
     """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
     device: str | None = None
@@ -63,17 +64,17 @@ class Evaluate:
 
 def evaluate(arguments: list[str]) -> None:
     command = parse(Evaluate, "evaluate", arguments)
-    run = run_of(command.run, command.method, pool=command.pool, device=command.device)
+    run = run_of(command.run, command.method, pool=command.pool, device=command.device, test=command.test)
     results = run.evaluate(command.only or None)
     if command.json:
-        print(json.dumps(results, indent=2))
+        say_json(results)
         return
     _show_figures(command.run, results, command.only)
 
 
 def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) -> None:
     """All that was found, or only the parts that were asked for."""
-    console = Console()
+    console = Terminal()
     shown = {part: not only or part in only for part in PARTS}
     rows = [
         [name, f"{figure(results[key]) or 0:.1f}" if key == "seconds" else percent(results[key])]
@@ -113,9 +114,9 @@ def _show_rivals(console: Console, results: Mapping[str, Any]) -> None:
         head = ["classifier", "accuracy", "standard error"]
         console.print(text_table("On labels that were held out in turn", head, cells))
     if (found := rivals.on_features(results)) is not None:
-        print(rivals.sentence(found))
+        say(rivals.sentence(found))
     if (doubling := learning.last_doubling(results)) is not None:
-        print(learning.sentence(doubling))
+        say(learning.sentence(doubling))
 
 
 def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
@@ -150,6 +151,8 @@ class Report:
     """The page; by default RUN/report.html."""
     baseline: Path | None = None
     """A run of the supervised baseline to compare with; by default RUN/supervised, if it is there."""
+    test: Path | None = None
+    """Where the test images are, if they are others than the run was trained with."""
     method: str | None = None
     """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
     device: str | None = None
@@ -164,7 +167,7 @@ def report(arguments: list[str]) -> None:
     if command.baseline is not None:
         _check_baseline(command.baseline)
     try:
-        run = run_of(command.run, command.method, device=command.device)
+        run = run_of(command.run, command.method, device=command.device, test=command.test)
     except (OSError, ValueError) as error:  # the page is made from what the folder has
         _warn(f"Not evaluated: {error}")
         _say_written(
@@ -180,12 +183,12 @@ def write_page(run: Run, out: Path | None = None, baseline: Path | None = None) 
 
 
 def _say_written(page: Path, run: Path, baseline: Path | None) -> None:
-    print(verdict(RunFiles(run, baseline)))
-    print(f"Written: {page}")
+    say(verdict(RunFiles(run, baseline)))
+    say(f"Written: {page}")
 
 
 def _warn(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False)
+    say(line, error=True)
 
 
 def _check_parent(out: Path | None) -> None:
@@ -246,14 +249,14 @@ def compare(arguments: list[str]) -> None:
             }
             for group in comparison.groups
         ]
-        print(json.dumps(found, indent=2))
+        say_json(found)
     else:
         print_fitting("In percent, mean and deviation over seeds", *comparison.rows())
         if comparison.varied and len(comparison.groups) > 1:
             # Names and values may take several lines: there is no limit to what can differ.
             wide_console().print(text_table("What differs", *comparison.settings_rows(), wrap=True))
     if command.out is not None:
-        print(f"Written: {command.out}", file=sys.stderr)
+        say(f"Written: {command.out}", error=True)
 
 
 @dataclass(frozen=True)

@@ -169,14 +169,14 @@ def predict_files(
 def _look_at_files(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator["_Looked | Unreadable"]:
     squares: list[NDArray[np.uint8]] = []
     names: list[str] = []
-    size = predictor.run.config.data.image_size
+    size, batch = predictor.run.config.data.image_size, predictor.run.batch_of()
     for file, square in zip(files, read_squares(files, size), strict=True):
         if isinstance(square, UnreadableError):
             yield Unreadable(str(file), str(square))
             continue
         squares.append(square)
         names.append(str(file))
-        if len(squares) == BATCH:
+        if len(squares) == batch:
             yield _look(predictor, squares, names)
             squares, names = [], []
     if squares:
@@ -271,7 +271,7 @@ def feature_table(source: ImageSource) -> FeatureTable | None:
         return read_feature_table(path) if path.is_file() and is_feature_file(path) else None
     if isinstance(source, np.ndarray) and source.ndim == 2 and source.dtype.kind == "f":
         check_feature_array(source, "features")
-        return FeatureTable(FeatureRows(torch.from_numpy(source).float()), ("",) * len(source))
+        return FeatureTable(FeatureRows(torch.from_numpy(source)), ("",) * len(source))
     return None
 
 

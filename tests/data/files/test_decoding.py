@@ -113,9 +113,11 @@ def test_a_truncated_file_is_unreadable(tmp_path):
 
 def test_a_decompression_bomb_is_not_decoded(tmp_path, monkeypatch):
     image(size=(300, 300)).save(tmp_path / "a.png")
-    monkeypatch.setattr("ropaws.data.files.decoding.MOST_PIXELS", 1000)
-    with pytest.raises(UnreadableError, match="300 x 300 pixels"):
+    monkeypatch.setenv("ROPAWS_MOST_PIXELS", "1000")
+    with pytest.raises(UnreadableError, match=r"300 x 300 has 90,000 pixels, .* set ROPAWS_MOST_PIXELS"):
         read_square(tmp_path / "a.png", 8)
+    monkeypatch.setenv("ROPAWS_MOST_PIXELS", "90000")
+    assert read_square(tmp_path / "a.png", 8).shape == (8, 8, 3)
 
 
 def test_workers_give_the_same_in_order(tmp_path):

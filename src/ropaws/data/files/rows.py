@@ -3,6 +3,7 @@
 import functools
 import io
 import math
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,13 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
 
+from ropaws.limits import ARRAYS, PARSED
+from ropaws.runs.opening import check_regular
+
 IMAGE_ARRAYS, LABEL_ARRAYS = ("images", "train_images"), ("labels", "train_labels")
 MOST_CLASSES = 100_000
+UNPACKED = 10  # times its size that a large file may have in memory
+ROW_BYTES = 250  # that Python takes for the name and label of a row
 HEADER = 1 << 14  # bytes in which the header of an .npy array must end; NumPy reads 10,000 at most
 # Bytes that one byte of an archive can stand for; NumPy writes no other kinds of compression.
 EXPANSION = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
@@ -38,7 +44,7 @@ class ArrayRow(NamedTuple):
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file; kept while it does not change, as rows are asked for one by one."""
     try:
-        facts = path.stat()
+        facts = check_regular(path, None)
     except FileNotFoundError:
         raise FileNotFoundError(f"no data file at {path}") from None
     return _load_arrays(path, facts.st_mtime_ns, facts.st_size)
@@ -51,6 +57,8 @@ def _load_arrays(path: Path, _changed: int, length: int) -> dict[str, NDArray[An
             members = archive.infolist()
             if sum(member.compress_size for member in members) > length:
                 raise ValueError("its arrays are larger than the file")
+            unpacked = sum(_most_bytes(member) for member in members)
+            ARRAYS.check(unpacked, "it", most=max(ARRAYS.value, UNPACKED * length))
             return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
     except (ValueError, NotImplementedError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a readable .npz file ({error}); write it again") from None
@@ -64,11 +72,20 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
             _check_size(io.BytesIO(stream.read(HEADER)), member)
         with archive.open(member) as stream:
             array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
-            return array
+        if array.dtype.kind == "U" and array.nbytes:
+            letters = np.ascontiguousarray(array).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
+            if int(letters.max()) > sys.maxunicode:  # Python would fail on it when it becomes a text
+                raise ValueError("its texts are damaged")
+        return array
     except MemoryError:
         raise ValueError(f"array {name!r} does not fit into memory") from None
     except Exception as error:  # zipfile and NumPy raise nearly anything on damaged members
         raise ValueError(f"array {name!r}: {error!s:.200}") from None
+
+
+def _most_bytes(member: zipfile.ZipInfo) -> int:
+    """That a member can hold, whatever the directory of the archive says."""
+    return min(member.file_size, EXPANSION.get(member.compress_type, 0) * member.compress_size)
 
 
 def _check_size(start: io.BytesIO, member: zipfile.ZipInfo) -> None:
@@ -85,7 +102,7 @@ def _check_size(start: io.BytesIO, member: zipfile.ZipInfo) -> None:
     if dtype.hasobject:
         raise ValueError("holds Python objects, which are never loaded")
     claimed = math.prod(shape) * dtype.itemsize
-    held = min(member.file_size, EXPANSION[member.compress_type] * member.compress_size) - start.tell()
+    held = _most_bytes(member) - start.tell()
     if min(shape, default=0) < 0 or claimed > held:
         raise ValueError(f"shape {shape} of {dtype} needs {claimed:,} bytes, but the file holds {held:,}")
 
@@ -111,6 +128,7 @@ def list_arrays(path: Path) -> tuple[list[ArrayRow], list[str | None]]:
         raise ValueError(f"{path} has no array 'images'; it has {', '.join(arrays) or 'nothing'}")
     check_images(arrays[images], f"{path}: {images}")
     count = len(arrays[images])
+    check_row_count(count, path)
     rows = [ArrayRow(path, images, index) for index in range(count)]
     labels = next((arrays[name] for name in LABEL_ARRAYS if name in arrays), None)
     if labels is None:
@@ -119,6 +137,11 @@ def list_arrays(path: Path) -> tuple[list[ArrayRow], list[str | None]]:
         raise ValueError(f"{path}: labels must be one for each of {count} images, got {labels.shape}")
     names = class_names(arrays, path)
     return rows, [label_name(value, names, path) for value in labels.tolist()]
+
+
+def check_row_count(count: int, path: Path) -> None:
+    """Before there is a Python object for each row."""
+    PARSED.check(ROW_BYTES * count, f"{path}: {count:,} rows: their list")
 
 
 def check_images(array: NDArray[Any], name: str) -> None:
