@@ -17,6 +17,7 @@ from ropaws.data import image_ops
 from ropaws.data.datasets.feature_file import (
     FeatureTable,
     check_feature_array,
+    feature_rows,
     is_feature_file,
     read_feature_table,
 )
@@ -271,7 +272,7 @@ def feature_table(source: ImageSource) -> FeatureTable | None:
         return read_feature_table(path) if path.is_file() and is_feature_file(path) else None
     if isinstance(source, np.ndarray) and source.ndim == 2 and source.dtype.kind == "f":
         check_feature_array(source, "features")
-        return FeatureTable(FeatureRows(torch.from_numpy(source)), ("",) * len(source))
+        return FeatureTable(feature_rows(source), ("",) * len(source))
     return None
 
 

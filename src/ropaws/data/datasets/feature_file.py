@@ -13,7 +13,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ropaws.data.corpus import UNKNOWN, Corpus
-from ropaws.data.features import FeatureRows
+from ropaws.data.features import FeatureRows, moderate_rows
 from ropaws.data.files.rows import check_row_count, class_names, label_name, load_arrays
 from ropaws.runs.opening import open_regular
 
@@ -48,9 +48,9 @@ def read_features(path: Path) -> Corpus:
     number = {name: index for index, name in enumerate(names)}
     return Corpus(
         names,
-        FeatureRows(_tensor(features), _views(arrays, features.shape, path)),
+        FeatureRows(feature_rows(features).center, _views(arrays, features.shape, path)),
         torch.tensor([number.get(label or "", UNKNOWN) for label in labels], dtype=torch.long),
-        FeatureRows(_tensor(tests)),
+        feature_rows(tests),
         torch.tensor([number.get(label or "", UNKNOWN) for label in truth], dtype=torch.long),
         _row_names(arrays, count, path),
     )
@@ -81,7 +81,7 @@ def read_feature_table(path: Path) -> FeatureTable:
     count = len(arrays[FEATURES])
     check_row_count(count, path)
     names = _row_names(arrays, count, path) or tuple(f"{path}#{row}" for row in range(count))
-    return FeatureTable(FeatureRows(_tensor(arrays[FEATURES])), names)
+    return FeatureTable(feature_rows(arrays[FEATURES]), names)
 
 
 def _read_npy(path: Path) -> NDArray[Any]:
@@ -120,9 +120,14 @@ def check_feature_array(array: NDArray[Any], name: str, dims: int | None = None)
         )
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    """As precise as it is: numbers that float32 cannot hold are scaled by FeatureRows."""
-    return torch.from_numpy(np.ascontiguousarray(array, np.float32 if array.itemsize < 8 else np.float64))
+def feature_rows(array: NDArray[Any]) -> FeatureRows:
+    """Rows in float32; those that it cannot hold are scaled."""
+    return FeatureRows(_moderate(array).float())
+
+
+def _moderate(array: NDArray[Any]) -> torch.Tensor:
+    kind = array.dtype if array.itemsize <= 8 else np.float64  # torch knows no longer floats
+    return moderate_rows(torch.from_numpy(np.ascontiguousarray(array, kind)))
 
 
 def _views(arrays: dict[str, NDArray[Any]], shape: Sequence[int], path: Path) -> torch.Tensor | None:
@@ -135,7 +140,7 @@ def _views(arrays: dict[str, NDArray[Any]], shape: Sequence[int], path: Path) ->
             f" {views.dtype} {views.shape}"
         )
     check_feature_array(views.reshape(count, -1), f"{path}: {VIEWS}")
-    return torch.from_numpy(np.ascontiguousarray(views))
+    return _moderate(views)
 
 
 def _labels(arrays: dict[str, NDArray[Any]], name: str, count: int, path: Path) -> list[str | None]:
