@@ -4,6 +4,8 @@ import csv
 import errno
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +165,26 @@ def test_rows_of_moved_images_are_not_lost_to_a_table_of_other_columns(trained, 
     (tmp_path / "l.csv").write_text("a,b\n1,2\n")  # no table of moved images
     main([str(part) for part in [*command, two]])
     assert len(rows_of(tmp_path / "l.csv")) == 1
+
+
+def test_two_calls_do_not_sort_into_one_folder_at_the_same_time(trained, tmp_path, capsys):
+    run, photos = trained
+    image = shutil.copy(photos / "pool" / "rows-0.png", tmp_path)
+    command = ["predict", run, image, "--out", tmp_path / "l.csv", "--move-to", tmp_path / "sorted"]
+    (tmp_path / "sorted").mkdir()
+    holder = subprocess.Popen(
+        [sys.executable, "-c", "import sys, pathlib; from ropaws.runs.lock import locked\n"
+         "with locked(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()", tmp_path / "sorted"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with holder:
+        holder.stdout.readline()
+        assert f"is being written by process {holder.pid}" in fails(capsys, *command)
+        assert Path(image).exists()
+        assert not (tmp_path / "l.csv").exists()
+        holder.kill()
+    main([str(part) for part in command])
+    assert [path.name for path in (tmp_path / "sorted").rglob("*") if path.is_file()] == ["rows-0.png"]
 
 
 def test_rows_have_the_columns_that_are_announced():

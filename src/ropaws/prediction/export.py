@@ -16,6 +16,7 @@ from ropaws.prediction.label_tables import SORTED_TO, Row, column_names, columns
 from ropaws.prediction.predict import Prediction, Predictor, Unreadable, predict_files
 from ropaws.prediction.sorting import Sorter
 from ropaws.runs.atomic import write_json
+from ropaws.runs.lock import locked
 from ropaws.training.progress import watch_files
 
 
@@ -51,9 +52,22 @@ def label_files(
 
     Where images are moved, the rows of those that an earlier call has moved stay in the table.
     """
+    if settings.sort_into is None:
+        return _label(predictor, images, settings, None, console)
+    with locked(settings.sort_into):
+        sorter = _sorter(predictor, images, settings.sort_into, move=settings.move)
+        return _label(predictor, images, settings, sorter, console)
+
+
+def _label(
+    predictor: Predictor,
+    images: Sequence[ImageRef] | FeatureTable,
+    settings: PredictSettings,
+    sorter: Sorter | None,
+    console: Console,
+) -> Summary:
     counts: Counter[str] = Counter()
     unreadable: list[Unreadable] = []
-    sorter = _sorter(predictor, images, settings)
 
     def rows() -> Iterator[Row]:
         yield from _moved_before(predictor, settings)
@@ -82,16 +96,14 @@ def label_files(
 
 
 def _sorter(
-    predictor: Predictor, images: Sequence[ImageRef] | FeatureTable, settings: PredictSettings
-) -> Sorter | None:
-    if settings.sort_into is None:
-        return None
+    predictor: Predictor, images: Sequence[ImageRef] | FeatureTable, target: Path, *, move: bool
+) -> Sorter:
     named = images.names if isinstance(images, FeatureTable) else images
     files = [image for image in named if isinstance(image, Path)]
     if len(files) < len(named):
         row = next(image for image in named if not isinstance(image, Path))
         raise ValueError(f"--copy-to and --move-to sort files; {row} is not a file of its own")
-    return Sorter(settings.sort_into, predictor.run.class_names, files, move=settings.move)
+    return Sorter(target, predictor.run.class_names, files, move=move)
 
 
 def _moved_before(predictor: Predictor, settings: PredictSettings) -> Iterator[Row]:
