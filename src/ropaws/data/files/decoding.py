@@ -96,17 +96,28 @@ def to_rgb(image: Image.Image, box: tuple[int, int, int, int] | None = None) -> 
 
     box: the part that is wanted, left, top, right and bottom.
     """
-    scale = 1
-    if image.mode.startswith("I"):  # 16-bit files come as I;16 or as I, whose range is that of the file
-        scale = 257 if max((values.max() for values in _strips(image)), default=0) > 255 else 1
-    image = image if box is None else image.crop(box)
     if image.mode.startswith("I") or image.mode == "F":
-        parts = [(values / scale).clip(0, 255).round().astype(np.uint8) for values in _strips(image)]
+        scale = _to_eight_bits(image)
+        image = image if box is None else image.crop(box)
+        parts = [(values * scale).clip(0, 255).round().astype(np.uint8) for values in _strips(image)]
         image = Image.fromarray(np.concatenate(parts))
+    elif box is not None:
+        image = image.crop(box)
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_eight_bits(image: Image.Image) -> float:
+    """What the values of a gray image of 16 bits or of floats are multiplied by to be 0 to 255."""
+    ends = np.array([(values.min(), values.max()) for values in _strips(image)])
+    lowest, highest = ends.min(), ends.max()  # NaN if any value is
+    if image.mode == "F":
+        if not np.isfinite(lowest + highest):
+            raise ValueError("its values are not finite")
+        return 255 if lowest >= 0 and highest <= 1 else 1
+    return 1 / 257 if highest > 255 else 1  # 16-bit files come as I;16 or as I, whose range is the file's
 
 
 def _strips(image: Image.Image) -> Iterator[NDArray[np.float64]]:
