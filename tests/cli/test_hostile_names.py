@@ -1,13 +1,16 @@
 """Class and file names with control characters: every command shows them, none lets a terminal obey them."""
 
 import contextlib
+import json
 import re
 import shutil
 
 import numpy as np
 import pytest
 
+from ropaws import recipes
 from ropaws.cli.main import main
+from ropaws.config import to_json
 from tests import photos
 
 # Colors, a title for the window, a bell, a forged line, a carriage return, C1, text from right to left, and
@@ -63,6 +66,17 @@ def test_no_command_lets_a_name_reach_the_terminal_raw(trained, capfd, monkeypat
     shown(capfd, "predict", run, pool, f"--{ODD}", "x", code=2)
     shown(capfd, "compare", run, shutil.copytree(run, made / f"other{PLAIN}"))
     assert any("[red]:bomb:" in text for text in texts)
+
+
+def test_the_help_for_the_config_of_a_stranger(tmp_path, capfd):
+    config = to_json(recipes.get("cifar10-25"))
+    config["data"]["source"], config["data"]["root"] = PLAIN, f"root{PLAIN}"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", str(tmp_path / "config.json"), "--help"])
+    text = capfd.readouterr().out
+    assert not OBEYED.findall(text)
+    assert text.count(r"\x1b[31m") >= 2
 
 
 def test_features_of_images_with_such_names(trained, capfd, monkeypatch, tmp_path):
