@@ -121,8 +121,10 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     try:
         content = _ArraysOnly(io.BytesIO(_read_bytes(path)), encoding="bytes").load()
         return {_text(key): value for key, value in content.items()}
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(f"{path} is damaged ({error}); unpack it again") from None
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # pickle raises nearly anything on damaged files
+        raise ValueError(f"{path} is damaged ({error!s:.200}); unpack it again") from None
 
 
 def _text(value: bytes | str) -> str:
