@@ -627,7 +627,46 @@ def methods_cost() -> str:
     return table(rows)
 
 
+def hostile() -> str:
+    """Readers in groups, and the total."""
+    found = read("hostile")
+    groups: dict[str, list[dict]] = {}
+    for name, result in found["readers"].items():
+        group = next((text for start, text in HOSTILE.items() if name.startswith(start)), name)
+        groups.setdefault(group, []).append(result)
+    rows = [["files", "cases", "refused", "tracebacks", "hangs", "outside", "most memory, MB"]]
+    for group, results in [*groups.items(), ("all", list(found["readers"].values()))]:
+        count = {
+            outcome: sum(result["outcomes"].get(outcome, 0) for result in results)
+            for outcome in ("refused", "traceback", "died", "hang", "outside")
+        }
+        rows.append(
+            [
+                group,
+                f"{sum(result['cases'] for result in results):,}",
+                f"{count['refused']:,}",
+                str(count["traceback"] + count["died"]),
+                str(count["hang"]),
+                str(count["outside"]),
+                f"{max(result['megabytes'] for result in results):,.0f}",
+            ]
+        )
+    return table(rows)
+
+
+HOSTILE = {  # beginning of a reader's name: row of the table
+    "config.json": "`config.json`, then the network is built and used",
+    "page: ": "any JSON file of a run, shown by `report` and `compare`",
+    "image ": "images: PNG, JPEG, WebP, GIF, BMP, TIFF",
+    "weights ": "weight files for `--init`",
+    "features ": "feature files",
+    "table ": "tables, `.csv` and `.parquet`",
+    "commands": "whole commands, also with pipes, devices, links and holes",
+}
+
+
 BENCHES = {
+    "hostile": hostile,
     "bench-features": lambda: bench("bench_features"),
     "bench-garments": lambda: bench("bench_garments"),
     "bench-scratch": lambda: bench("bench_scratch"),

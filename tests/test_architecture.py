@@ -14,7 +14,10 @@ SOURCE = Path(ropaws.__file__).parent
 # A module belongs to the longest name here that it starts with. It may import lower levels, and what stands
 # before it in its own level.
 LEVELS = (
-    ("naming", "runs.layout", "runs.atomic", "batch", "distributed", "equations"),
+    (
+        "naming", "limits", "terminal", "runs.layout", "runs.opening", "runs.atomic", "batch", "distributed",
+        "equations",
+    ),
     ("data", "models"),
     ("methods", "training"),
     ("config", "evaluation", "estimator"),
@@ -22,10 +25,10 @@ LEVELS = (
     ("analysis", "auto_config", "prediction", "own_data"),
     ("bench", "explore"),
     ("cli", "__main__", "__init__"),
-)
+)  # fmt: skip
 PLACES = {part: (level, place) for level, row in enumerate(LEVELS) for place, part in enumerate(row)}
 # report stands beside the levels: it reads files of a run, and analyses and commands write pages with it.
-REPORT_IMPORTS = {"runs.layout", "runs.atomic"}
+REPORT_IMPORTS = {"limits", "runs.layout", "runs.opening", "runs.atomic"}
 REPORT_USERS = 5  # level from which on it may be imported
 # The one exception: what people ask of a Run is answered higher up, and imported when it is asked.
 VERBS = ("evaluate", "predict", "suggest", "report")

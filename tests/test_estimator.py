@@ -88,12 +88,32 @@ def test_without_a_head_labels_propagate_to_the_closed_form():
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_the_scale_of_features_does_not_matter(scale):
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+@pytest.mark.parametrize("head", ["linear", None])
+def test_the_scale_of_features_does_not_matter(scale, kind, head):
     points, y, _ = semi()
     lengths = np.random.default_rng(0).uniform(0.1, 10, (len(points), 1)) * scale
-    plain = RoPAWSClassifier(steps=30).fit(points, y).predict_proba(points)
-    scaled = RoPAWSClassifier(steps=30).fit(points * lengths, y).predict_proba(points)
+    rows = (points * lengths).astype(kind)
+    plain = RoPAWSClassifier(head=head, steps=30).fit(points, y).predict_proba(points)
+    scaled = RoPAWSClassifier(head=head, steps=30).fit(rows, y).predict_proba(rows)
     np.testing.assert_allclose(plain, scaled, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["linear", None])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("with_pool", [True, False])
+def test_a_class_with_95_labels_does_not_swallow_those_with_one(head, share, with_pool):
+    """Separable blobs, and labels 95 : 1 : 1."""
+    random = np.random.default_rng(3)
+    truth = np.repeat(np.arange(3), 120)
+    points = random.normal(size=(3, 10))[truth] + 0.3 * random.normal(size=(360, 10))
+    y = np.full(360, -1)
+    for label, count in enumerate((95, 1, 1)):
+        y[np.flatnonzero(truth == label)[:count]] = label
+    rows = np.ones(360, bool) if with_pool else y >= 0
+    model = RoPAWSClassifier(head=head, regression_share=share, steps=60)
+    model.fit(points[rows], y[rows])
+    assert (model.predict(points)[y < 0] == truth[y < 0]).mean() > 0.95
 
 
 def test_views_are_learned_from_and_checked():

@@ -162,10 +162,13 @@ def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def read_config(path: Path) -> RunConfig:
-    """config.json of a run, or one written by hand. Missing fields take their defaults."""
+def read_config(path: Path, *, inside: Path | None = None) -> RunConfig:
+    """config.json of a run, or one written by hand. Missing fields take their defaults.
+
+    inside: the run folder that it is in; no link is followed there
+    """
     try:
-        return from_json(read_json(path))
+        return from_json(read_json(path, inside=inside))
     except ValueError as error:
         message = str(error)
         raise ValueError(message if str(path) in message else f"{path}: {message}") from None

@@ -17,7 +17,8 @@ from ropaws.runs.atomic import replacing
 from ropaws.runs.facts import read_facts
 from ropaws.runs.layout import CONFIG, FROZEN, INPUTS, MODEL
 from ropaws.runs.run import read_run_config
-from ropaws.training.train import TrainedRun, resume_run, train_run
+from ropaws.terminal import Terminal
+from ropaws.training.train import TrainedRun, resume_run, train_run, writing
 
 # A path of any kind that `ropaws train` takes, images or features with their labels, or alone, or a dataset.
 Source = Path | str | tuple[ArrayLike, ArrayLike] | ArrayLike | Any
@@ -75,7 +76,7 @@ def train_on(
             init=None if init is None else Path(init),
             train_backbone=train_backbone,
         )
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     reasons = choice.reasons_beside(() if budget is None else ("--budget",))
     for line in reasons:
         console.print(line, highlight=False)
@@ -95,6 +96,18 @@ def train_chosen(
     """Train with chosen settings, of which a person may have changed some. Where the whole network is
     trained, the run with a frozen backbone that it starts from comes first, in OUT/frozen.
     """
+    with writing(out):
+        return _train_chosen(choice, config, out, budget, reasons, console)
+
+
+def _train_chosen(
+    choice: Choice,
+    config: RunConfig,
+    out: Path,
+    budget: float | None,
+    reasons: Sequence[str],
+    console: Console | None,
+) -> TrainedRun:
     corpus = normalize = None
     if choice.first is not None:
         first = replace(

@@ -209,13 +209,40 @@ def test_too_little_memory_is_one_line(error, capsys, monkeypatch):
     assert "use smaller images, batches or networks" in said
 
 
-def test_a_fault_of_our_own_is_shown_in_full(monkeypatch):
-    """So that it can be reported."""
-
-    def faulty(arguments):
+@pytest.fixture
+def faulty(monkeypatch):
+    def fail(arguments):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("ropaws.cli.demo.demo", faulty)
+    monkeypatch.setattr("ropaws.cli.demo.demo", fail)
+
+
+def test_a_fault_of_our_own_is_one_line_and_a_file_for_a_report(faulty, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        main(["demo"])
+    assert end.value.code == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("ropaws: unexpected RuntimeError, a fault of ropaws; please open an issue")
+    details = next(tmp_path.iterdir())
+    assert str(details) in said
+    assert details.stat().st_mode & 0o077 == 0  # for this user alone
+    text = details.read_text()
+    assert "Traceback" in text
+    assert "mat1 and mat2" in text
+
+
+def test_a_fault_without_room_for_a_file_is_shown_in_full(faulty, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(SystemExit) as end:
+        main(["demo"])
+    assert end.value.code == 1
+    assert "mat1 and mat2" in capsys.readouterr().err
+
+
+def test_debugging_shows_the_traceback(faulty, monkeypatch):
+    monkeypatch.setenv("ROPAWS_DEBUG", "1")
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         main(["demo"])
 

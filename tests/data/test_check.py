@@ -30,8 +30,8 @@ def test_check_finds_what_is_wrong(photos, capsys):
     for line in (
         "1 images cannot be read",
         "1 images are smaller than 16 px",
-        "2 groups of images are the same\n",
-        "1 groups of copies have different labels",
+        "2 groups of images (4 in all) are the same\n",
+        "1 groups of images (2 in all) are copies with different labels",
         "1 test images are in the training set too",
         "classes with a single label: lone",
     ):

@@ -40,6 +40,48 @@ def test_predict_in_python_takes_paths_images_and_arrays(trained):
         ropaws.predict(run, [photos / "nowhere.png"])
 
 
+def test_one_image_is_one_image_and_an_array_of_images_is_many(trained):
+    run, photos = trained
+    with Image.open(photos / "pool" / "rows-0.png") as opened:
+        image = opened.convert("RGB")
+    array = np.asarray(image)
+    gray = np.asarray(image.convert("L"))
+    (expected,) = ropaws.predict(run, [image])
+    for single in (image, array, gray, gray[:, :, None], np.asarray(image.convert("RGBA"))):
+        (found,) = ropaws.predict(run, single)
+        assert found.probabilities == pytest.approx(expected.probabilities, abs=1e-6)
+    for several in (
+        np.stack([array] * 4),
+        np.stack([gray] * 4),
+        [array] * 4,
+        np.stack([gray[:, :, None]] * 4),
+    ):
+        found = ropaws.predict(run, several)
+        assert len(found) == 4
+        assert found[3].probabilities == pytest.approx(expected.probabilities, abs=1e-6)
+    assert ropaws.predict(run, np.zeros((0, 36, 36, 3), np.uint8)) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (np.zeros((36, 36, 3)), r"got float64; if they are from 0 to 1, give \(255 \* array\)"),
+        ([np.zeros((36, 36), np.float32)], "got float32"),
+        ([np.zeros((36, 36), bool)], "got bool"),
+        (np.zeros((2, 36, 36, 3), np.int64), "got int64"),
+        ([np.zeros((36, 36, 2), np.uint8)], r"got shape \(36, 36, 2\)"),
+        ([np.zeros((0, 36, 3), np.uint8)], r"got shape \(0, 36, 3\)"),
+        ([np.zeros(36, np.uint8)], r"got shape \(36,\)"),
+        ([torch.zeros(36, 36)], "got Tensor"),
+        ([3], "got int"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_arrays_that_are_no_images_are_refused(trained, wrong, words):
+    with pytest.raises(ValueError, match=words):
+        ropaws.predict(trained[0], wrong)
+
+
 def test_a_run_on_gray_images_takes_any_image(photos, tmp_path):
     """As the demo's runs are: their images come as arrays of one channel."""
     run = ropaws.train(tiny.config(tiny.write_data(tmp_path / "data.npz")), tmp_path / "run")

@@ -16,6 +16,7 @@ from ropaws.analysis.pool import pool_figures
 from ropaws.analysis.results import Evaluation, PropagationRow, read_evaluation
 from ropaws.analysis.suggest import SUGGESTIONS, find_suggestions, has_images
 from ropaws.batch import Outputs
+from ropaws.config import differences, to_json
 from ropaws.evaluation.baselines import knn_predictions, logistic_predictions
 from ropaws.evaluation.calibration import reliability
 from ropaws.evaluation.confusion import class_accuracy, confusion_matrix
@@ -30,10 +31,11 @@ from ropaws.methods.soft_nn import leave_one_out
 from ropaws.naming import nearest
 from ropaws.runs.atomic import refuse_link, write_json
 from ropaws.runs.facts import model_digest, training_seconds
-from ropaws.runs.layout import CONFIG, EVALUATION, GALLERY, MODEL, SPLIT, SUPERVISED
-from ropaws.runs.run import POOL, Run, open_run
+from ropaws.runs.layout import CONFIG, EVALUATION, GALLERY, MODEL, SPLIT, SUPERVISED, WITHOUT_EFFECT
+from ropaws.runs.lock import locked
+from ropaws.runs.run import POOL, Run, open_run, read_run_config
 from ropaws.training.checkpoint import snapshots
-from ropaws.training.train import resume, train
+from ropaws.training.train import resume_run, train_run
 
 ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point
 ALL_VOTE = 10_000  # test images up to which all of them vote for one another, as in the paper
@@ -73,9 +75,14 @@ def evaluate(
 
 
 def evaluate_run(run: Run, *, only: Sequence[str] | None = None) -> Evaluation:
-    """As evaluate."""
+    """As evaluate. One process at a time: each adds to what evaluation.json has."""
     names = _checked(only)
     model_digest(run.path)  # raises an error for a run that is not finished
+    with locked(run.path):
+        return _evaluate_parts(run, names, only)
+
+
+def _evaluate_parts(run: Run, names: list[str], only: Sequence[str] | None) -> Evaluation:
     if only is None:
         run.refresh()
     if any(name in NEED_TESTS for name in names) and not (run.test.labels >= 0).any():
@@ -282,20 +289,28 @@ def _supervised(run: Run, _: Evaluation) -> dict[str, Any]:
     folder = run.path / SUPERVISED
     refuse_link(folder)
     if not (folder / MODEL).exists():
-        if (folder / CONFIG).exists():
-            resume(folder, console=run.console)
-        else:
-            config = run.config
-            data = replace(config.data, split=run.path / SPLIT, label_fraction=None)
-            settings = replace(config.train, keep_every=None, device=run.device_name or config.train.device)
-            train(
-                replace(config, method=Supervised(), data=data, train=settings),
-                folder,
-                console=run.console,
-            )
+        _train_supervised(run, folder)
     baseline = Run(folder, pool=run.pool_limit, device=run.device_name, console=run.console)
     found = cast(dict[str, Any], evaluate_run(baseline, only=("soft-nn",)))
     return {"supervised": {name: found[name] for name in ("accuracy", "ece", "auroc") if name in found}}
+
+
+def _train_supervised(run: Run, folder: Path) -> None:
+    """With the images of the run itself. A stranger's folder does not say where caches and logs go."""
+    config = run.config
+    data = replace(run.data_config, split=run.path / SPLIT, label_fraction=None)
+    device = run.device_name or config.train.device
+    settings = replace(config.train, keep_every=None, device=device, log=())
+    config = replace(config, method=Supervised(), data=data, train=settings)
+    if not (folder / CONFIG).exists():
+        train_run(config, folder, console=run.console, corpus=run.corpus)
+        return
+    found = read_run_config(folder)
+    if differences(to_json(found), to_json(config), free=WITHOUT_EFFECT) or (
+        (found.train.log, found.data.feature_cache) != ((), data.feature_cache)
+    ):
+        raise ValueError(f"{folder} was started with other settings; remove it, and it is trained again")
+    resume_run(folder, console=run.console, corpus=run.corpus)
 
 
 # Each gets the run, and what the parts before it have found.

@@ -21,6 +21,7 @@ from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figure
 from ropaws.methods import FineTune
 from ropaws.runs.atomic import refuse_link, write_json
 from ropaws.runs.layout import FINETUNE_RESULTS, FINETUNED, LINEAR, LINEAR_RESULTS, MODEL, SPLIT
+from ropaws.runs.lock import locked
 from ropaws.runs.run import Run, open_run
 from ropaws.training.parts import fit_in_memory
 from ropaws.training.progress import watch_files
@@ -102,6 +103,13 @@ def finetune(
         The chosen setting, the sweep, and figures on test images; also in RUN/finetune.json (linear.json).
     """
     base = open_run(run, device=device, console=console)
+    with locked(base.path):
+        return _finetune(base, linear=linear, rates=rates, epochs=epochs, batch=batch)
+
+
+def _finetune(
+    base: Run, *, linear: bool, rates: Sequence[float], epochs: Sequence[int], batch: int
+) -> FineTuned:
     settings = [
         Setting(rate=rate, epochs=count, batch=batch, linear=linear)
         for rate, count in itertools.product(rates, epochs)
@@ -119,7 +127,7 @@ def finetune(
     train_run(config, fresh, console=base.console, corpus=base.corpus, normalize=base.facts.normalize)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
-    tuned = Run(folder, device=device, console=base.console, corpus=base.corpus)
+    tuned = Run(folder, device=base.device_name, console=base.console, corpus=base.corpus)
     results: FineTuned = {
         "chosen": asdict(best),
         "sweep": [
@@ -160,7 +168,7 @@ def _config(run: Run, setting: Setting, labels: int) -> RunConfig:
     return replace(
         config,
         model=replace(config.model, init=run.path.absolute() / MODEL),
-        data=replace(config.data, split=run.path.absolute() / SPLIT, label_fraction=None),
+        data=replace(run.data_config, split=run.path.absolute() / SPLIT, label_fraction=None),
         support=SupportConfig(images_per_step=setting.batch, views=1),
         optim=replace(config.optim, peak=setting.rate, start=setting.rate),
         train=replace(

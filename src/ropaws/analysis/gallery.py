@@ -50,7 +50,7 @@ def add_thumbnails(run: Run, images: list[int]) -> None:
     path = run.path / GALLERY
     if not path.exists():
         return
-    found = read_json(path)
+    found = read_json(path, inside=run.path)
     if not isinstance(found, dict) or not isinstance(found.get("thumbnails"), dict):
         raise ValueError(f"{path} is damaged; `ropaws evaluate {run.path}` writes it again")
     wanted = {f"train/{image}" for image in images} - set(found["thumbnails"])

@@ -255,7 +255,7 @@ class Evaluation(TypedDict, total=False):
 def read_evaluation(run: Path) -> Evaluation:
     """What earlier calls have found; nothing if that is not there or damaged."""
     try:
-        found = read_json(run / EVALUATION)
+        found = read_json(run / EVALUATION, inside=run)
     except (OSError, ValueError):
         return Evaluation()
     kinds = {name: _json_type(hint) for name, hint in get_type_hints(Evaluation).items()}

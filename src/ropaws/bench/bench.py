@@ -27,6 +27,7 @@ from ropaws.methods import import_method
 from ropaws.recipes.protocols import Protocol, get_protocol
 from ropaws.report.bench_page import ordered_rows, shown
 from ropaws.runs.layout import REPORT
+from ropaws.runs.lock import locked
 
 METHODS = (
     "supervised",
@@ -140,6 +141,19 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
         task = data.load()
         _check_labels(task, bench.labels)
         found[data.name] = task_facts(task)
+    if bench.out.exists() and not bench.out.is_dir():
+        raise ValueError(f"--out: {bench.out} is not a folder; name another")
+    with locked(bench.out):
+        return _run_cells(bench, protocol, sources, found, console)
+
+
+def _run_cells(
+    bench: Bench,
+    protocol: Protocol | None,
+    sources: Sequence[Data],
+    found: dict[str, Any],
+    console: Console,
+) -> dict[str, Any]:
     facts = open_folder(bench.out, _settings(bench), found)
     cells = [
         Cell(data, labels, seed, plain_name(method))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor
 
 from ropaws.batch import Outputs
@@ -31,6 +30,7 @@ from ropaws.runs.atomic import read_json, write_json
 from ropaws.runs.embedding import embed_images, embedding_of
 from ropaws.runs.layout import CHECKPOINT, CONFIG, METRICS, MODEL, SNAPSHOTS
 from ropaws.runs.run import Run
+from ropaws.terminal import Terminal
 from ropaws.training.checkpoint import snapshots
 from ropaws.training.train import resume_run, train_run
 
@@ -162,10 +162,10 @@ def _train(
         steps, spent = _length(run)
         seen += steps * images_per_step(config, phase.method, classes)
         seconds += spent
-        given.append(_given(Run(run, console=Console(quiet=True)).config, phase, steps))
+        given.append(_given(Run(run, console=Terminal(quiet=True)).config, phase, steps))
         runs.append(run)
         init = run / MODEL
-    last = Run(runs[-1], corpus=task.corpus, console=Console(quiet=True))
+    last = Run(runs[-1], corpus=task.corpus, console=Terminal(quiet=True))
     outputs = last.outputs(last.corpus.test_images)  # the run's own: frozen features come from the cache
     result = figures_of(outputs, task, last.threshold)
     per_step = images_per_step(config, phase.method, classes)
@@ -202,7 +202,7 @@ def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budg
 def _train_phase(config: RunConfig, run: Path, task: Task, phase: Phase, budget: Budget) -> Path:
     if (run / MODEL).exists():
         return run
-    quiet = Console(quiet=True)
+    quiet = Terminal(quiet=True)
     if (run / CONFIG).exists():
         return resume_run(run, console=quiet, corpus=task.corpus, in_class=task.in_class).path
     seconds = None if budget.seconds is None else budget.seconds * phase.share

@@ -42,8 +42,6 @@ def open_folder(out: Path, settings: Mapping[str, Any], facts: dict[str, Any]) -
     Methods, data, labels and seeds may be added.
     """
     path = out / SETTINGS
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out: {out} is not a folder; name another")
     if (out / "cells").is_dir() or path.exists():
         earlier = _read_settings(path)
         known = earlier.pop("data", {})

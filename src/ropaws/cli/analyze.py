@@ -1,8 +1,6 @@
 """`ropaws evaluate`, `report` and `compare`."""
 
-import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +24,7 @@ from ropaws.report.tables import COLUMNS
 from ropaws.report.verdict import verdict
 from ropaws.runs.layout import CONFIG, EVALUATION, METRICS
 from ropaws.runs.run import POOL, Run
+from ropaws.terminal import Terminal, say, say_json
 
 MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
 
@@ -48,6 +47,8 @@ class Evaluate:
     the labeled images alone."""
     pool: int = POOL
     """Unlabeled images to look at, at most; 0 for all."""
+    test: Path | None = None
+    """Where the test images are, if they are others than the run was trained with."""
     method: str | None = None
     """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
     device: str | None = None
@@ -58,17 +59,17 @@ class Evaluate:
 
 def evaluate(arguments: list[str]) -> None:
     command = parse(Evaluate, "evaluate", arguments)
-    run = run_of(command.run, command.method, pool=command.pool, device=command.device)
+    run = run_of(command.run, command.method, pool=command.pool, device=command.device, test=command.test)
     results = run.evaluate(command.only or None)
     if command.json:
-        print(json.dumps(results, indent=2))
+        say_json(results)
         return
     _show_figures(command.run, results, command.only)
 
 
 def _show_figures(run: Path, results: Mapping[str, Any], only: Sequence[str]) -> None:
     """All that was found, or only the parts that were asked for."""
-    console = Console()
+    console = Terminal()
     shown = {part: not only or part in only for part in PARTS}
     rows = [
         [name, f"{figure(results[key]) or 0:.1f}" if key == "seconds" else percent(results[key])]
@@ -108,9 +109,9 @@ def _show_rivals(console: Console, results: Mapping[str, Any]) -> None:
         head = ["classifier", "accuracy", "standard error"]
         console.print(text_table("On labels that were held out in turn", head, cells))
     if (found := rivals.on_features(results)) is not None:
-        print(rivals.sentence(found))
+        say(rivals.sentence(found))
     if (doubling := learning.last_doubling(results)) is not None:
-        print(learning.sentence(doubling))
+        say(learning.sentence(doubling))
 
 
 def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
@@ -145,6 +146,8 @@ class Report:
     """The page; by default RUN/report.html."""
     baseline: Path | None = None
     """A run of the supervised baseline to compare with; by default RUN/supervised, if it is there."""
+    test: Path | None = None
+    """Where the test images are, if they are others than the run was trained with."""
     method: str | None = None
     """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
     device: str | None = None
@@ -159,7 +162,7 @@ def report(arguments: list[str]) -> None:
     if command.baseline is not None:
         _check_baseline(command.baseline)
     try:
-        run = run_of(command.run, command.method, device=command.device)
+        run = run_of(command.run, command.method, device=command.device, test=command.test)
     except (OSError, ValueError) as error:  # the page is made from what the folder has
         _warn(f"Not evaluated: {error}")
         _say_written(
@@ -175,12 +178,12 @@ def write_page(run: Run, out: Path | None = None, baseline: Path | None = None) 
 
 
 def _say_written(page: Path, run: Path, baseline: Path | None) -> None:
-    print(verdict(RunFiles(run, baseline)))
-    print(f"Written: {page}")
+    say(verdict(RunFiles(run, baseline)))
+    say(f"Written: {page}")
 
 
 def _warn(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True, markup=False)
+    say(line, error=True)
 
 
 def _check_parent(out: Path | None) -> None:
@@ -241,11 +244,11 @@ def compare(arguments: list[str]) -> None:
             }
             for group in comparison.groups
         ]
-        print(json.dumps(found, indent=2))
+        say_json(found)
     else:
         print_fitting("In percent, mean and deviation over seeds", *comparison.rows())
         if comparison.varied and len(comparison.groups) > 1:
             # Names and values may take several lines: there is no limit to what can differ.
             wide_console().print(text_table("What differs", *comparison.settings_rows(), wrap=True))
     if command.out is not None:
-        print(f"Written: {command.out}", file=sys.stderr)
+        say(f"Written: {command.out}", error=True)

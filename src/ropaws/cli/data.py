@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ropaws.cli.parsing import parse
@@ -14,6 +12,7 @@ from ropaws.data.datasets.catalog import DATASETS, is_there
 from ropaws.data.datasets.mixes import MIXES
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.runs.atomic import write_json
+from ropaws.terminal import Terminal, cell, say
 from ropaws.training.progress import watch_files
 
 
@@ -38,18 +37,18 @@ def check(arguments: list[str]) -> None:
     command = parse(Check, "check", arguments)
     if command.json is not None and not command.json.parent.is_dir():
         raise FileNotFoundError(f"--json: no folder {command.json.parent}; create it first")
-    watch = watch_files(Console(stderr=True))
+    watch = watch_files(Terminal(stderr=True))
     findings = check_data(command.labeled, command.unlabeled, command.test, watch=watch)
     table = Table(title=f"Images; the typical shorter side is {findings.typical_side:.0f} px")
     table.add_column("class")
     table.add_column("labeled", justify="right")
     table.add_column("test", justify="right")
     for name in sorted(findings.classes | findings.test):
-        table.add_row(escape(name), f"{findings.classes.get(name, 0):,}", f"{findings.test.get(name, 0):,}")
+        table.add_row(cell(name), f"{findings.classes.get(name, 0):,}", f"{findings.test.get(name, 0):,}")
     table.add_row("(unlabeled)", f"{findings.unlabeled:,}", "")
-    Console().print(table)
+    Terminal().print(table)
     for line in findings.warnings() or ["No problem was found."]:
-        print(line)
+        say(line)
     if command.json is not None:
         write_json(command.json, findings.to_json())
 
@@ -77,10 +76,10 @@ def datasets(arguments: list[str]) -> None:
     config = DataConfig(
         source=command.name, root=command.root, download=command.download, memory_gb=0.0
     )  # counting needs no pixels: images stay on disk
-    corpus = load_corpus(config, watch=watch_files(Console(stderr=True)))
+    corpus = load_corpus(config, watch=watch_files(Terminal(stderr=True)))
     known = int((corpus.train_labels >= 0).sum())
     shape = " x ".join(map(str, corpus.train_images.shape[1:]))
-    print(f"{command.name}: {len(corpus.class_names)} classes, images of {shape}")
+    say(f"{command.name}: {len(corpus.class_names)} classes, images of {shape}")
     print(f"training: {len(corpus.train_labels):,} images, {known:,} of them with a label to grant")
     out = int((corpus.test_labels < 0).sum())
     print(f"test: {len(corpus.test_labels):,} images, {out:,} of them out-of-class")
@@ -96,5 +95,5 @@ def _list_datasets(root: Path) -> None:
     for name, mix in MIXES.items():
         parts = [DATASETS[part] for part in (mix.source, *mix.extra)]
         table.add_row(name, mix.about, "yes" if all(is_there(part, root) for part in parts) else "no")
-    Console().print(table)
+    Terminal().print(table)
     print("Use one with `ropaws train --recipe NAME --data.source DATASET`.")

@@ -15,6 +15,7 @@ from ropaws.prediction.embed import (
     check_features_file,
     list_sources,
 )
+from ropaws.terminal import Terminal, say
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def embed(arguments: list[str]) -> None:
     # All that can be wrong with the sources is found before hours of computing.
     listing = list_sources(command.sources, command.labeled)
     test_listing = list_sources((), command.test) if command.test else None
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     embedder = Embedder(settings, listing, console)
     found = embedder.embed(listing)
     tested = None if test_listing is None else embedder.embed(test_listing, views=0)
@@ -75,6 +76,6 @@ def _summarize(out: Path, found: Embedded, tested: Embedded | None, console: Con
     )
     size = sum(part.size for part in parts) / 2**20
     dims = found.rows.shape[1]
-    print(f"{out}: {dims} features of {images} by {found.facts['backbone']}, {size:,.1f} MB")
+    say(f"{out}: {dims} features of {images} by {found.facts['backbone']}, {size:,.1f} MB")
     if unreadable := sum(len(part.unreadable) for part in parts):
         console.print(f"{unreadable} unreadable images were left out, listed in {out}.json", highlight=False)

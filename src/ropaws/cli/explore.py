@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.console import Console
 
 from ropaws.cli.parsing import parse
 from ropaws.cli.runs import run_of
 from ropaws.models import PRETRAINED
 from ropaws.prediction.embed import EmbedSettings
+from ropaws.terminal import Terminal, say
 
 FOLDER = "explore"  # in a run, or in the current folder
 NEEDS = "ropaws explore needs FastAPI and uvicorn: pip install 'ropaws[explore]'"
@@ -78,9 +78,9 @@ def explore(arguments: list[str]) -> None:
         token = kept_token(folder / ".token") if folder.is_dir() and not command.read_only else _new_token()
         session.start_background()
         address = f"http://127.0.0.1:{sock.getsockname()[1]}/?token={token}"
-        print(f"{len(pool):,} images. Your answers are kept in {folder}.")
-        print(f"Open {address}", flush=True)
-        print("Ctrl-C ends the server; the same command continues.", flush=True)
+        say(f"{len(pool):,} images. Your answers are kept in {folder}.")
+        say(f"Open {address}")
+        say("Ctrl-C ends the server; the same command continues.", flush=True)
         if command.browser:
             webbrowser.open(address)
         serve(session, sock, token)
@@ -119,7 +119,7 @@ def _pool(command: Explore):  # type: ignore[no-untyped-def]
         cache=command.cache,
         device=command.device or "auto",
     )
-    return pool_of_sources(command.unlabeled, command.labeled, settings, Console(stderr=True))
+    return pool_of_sources(command.unlabeled, command.labeled, settings, Terminal(stderr=True))
 
 
 def _new_token() -> str:

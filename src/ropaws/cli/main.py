@@ -5,7 +5,10 @@ Commands are imported when they are called, so that `ropaws --help` does not loa
 
 import importlib
 import os
+import platform
 import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import NoReturn
@@ -48,7 +51,9 @@ def overview() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `ropaws`. Bad input: one line and exit code 2. Stopped by the user: 130."""
+    """Entry point of `ropaws`. Bad input: one line, exit code 2. Stopped by the user: 130. A fault of ours:
+    one line that names a file with the details, and 1.
+    """
     # Libraries announce their own plans on stderr; a user of the command line can do nothing about it.
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
@@ -56,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as stop:  # TrainingStopped is one, and says how to resume
         _fail(str(stop) or "interrupted", 130)
     except Exception as error:
-        message = _one_line(error)
-        if message is None or os.environ.get("ROPAWS_DEBUG"):
+        if os.environ.get("ROPAWS_DEBUG"):
             raise
+        message = _one_line(error)
+        if message is None:
+            _fail(_unexpected(error), 1)
         _fail(message, 2)
 
 
@@ -74,8 +81,26 @@ def _one_line(error: Exception) -> str | None:
     return None
 
 
+def _unexpected(error: Exception) -> str:
+    """What to say of a fault of ours; the traceback goes to a file, which only this user can read."""
+    details = "".join(traceback.format_exception(error))
+    kind = type(error).__name__
+    try:
+        handle, path = tempfile.mkstemp(prefix="ropaws-error-", suffix=".txt")
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(
+                f"ropaws {sys.argv[1:]}\n{platform.platform()}, Python {platform.python_version()}\n{details}"
+            )
+    except OSError as reason:
+        print(details, file=sys.stderr)
+        return f"unexpected {kind}, a fault of ropaws; please report it with the lines above ({reason})"
+    return f"unexpected {kind}, a fault of ropaws; please open an issue with the details in {path}"
+
+
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"ropaws: {message}", file=sys.stderr)
+    from ropaws.terminal import say  # loads rich
+
+    say(f"ropaws: {message}", error=True)
     sys.exit(code)
 
 

@@ -1,14 +1,17 @@
 """Options of a command: a dataclass, parsed by tyro, with errors of one line."""
 
 import contextlib
+import dataclasses
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
 from ropaws.naming import nearest
+from ropaws.terminal import printable
 
 Command = TypeVar("Command")
 
@@ -27,7 +30,9 @@ def parse(
     Raises:
         ValueError: An option is unknown (the message has the nearest one), or a value is wrong.
     """
-    options: dict[str, Any] = {} if default is None else {"default": default}
+    options: dict[str, Any] = {}
+    if default is not None:  # the help shows it, and it may come from the config of a stranger
+        options["default"] = _all_printable(default) if {"-h", "--help"} & set(arguments) else default
     with _errors_of_one_line(arguments):
         parsed: Command = tyro.cli(command, prog=f"ropaws {name}", args=list(arguments), **options)
     return parsed
@@ -40,6 +45,16 @@ def parse_known(command: type[Command], name: str, arguments: Sequence[str]) -> 
             command, prog=f"ropaws {name}", args=list(arguments), return_unknown_args=True, add_help=False
         )
     return known, left
+
+
+def _all_printable(value: Any) -> Any:
+    """Settings whose texts can be shown on a terminal."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value) if field.init]
+        return dataclasses.replace(value, **{name: _all_printable(getattr(value, name)) for name in fields})
+    if isinstance(value, tuple):
+        return tuple(map(_all_printable, value))
+    return type(value)(printable(str(value))) if isinstance(value, str | Path) else value
 
 
 @contextlib.contextmanager

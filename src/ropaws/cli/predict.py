@@ -1,13 +1,10 @@
 """`ropaws predict`."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ropaws.cli.parsing import parse
@@ -15,8 +12,11 @@ from ropaws.cli.runs import run_of
 from ropaws.data.datasets.feature_file import FeatureTable
 from ropaws.data.files.decoding import ImageRef
 from ropaws.data.files.listing import list_unlabeled, merge
-from ropaws.prediction.export import PredictSettings, check_target, label_files
+from ropaws.prediction.export import PredictSettings, label_files
+from ropaws.prediction.label_tables import check_target
 from ropaws.prediction.predict import Predictor, feature_table
+from ropaws.runs.lock import locked_file
+from ropaws.terminal import Terminal, cell, say
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,13 @@ def predict(arguments: list[str]) -> None:
     images = _listed(command.sources)
     run = run_of(command.run, command.method, device=command.device)
     predictor = Predictor(run, threshold=command.threshold, propagate=command.propagate)
-    summary = label_files(predictor, images, settings, Console(stderr=True))
-    table = Table(title=f"{summary.labeled:,} images in {command.out}")
+    with locked_file(command.out):  # two writers would mix the table of one with the facts of the other
+        summary = label_files(predictor, images, settings, Terminal(stderr=True))
+    table = Table(title=cell(f"{summary.labeled:,} images in {command.out}"))
     table.add_column("label")
     table.add_column("images", justify="right")
     for label, count in summary.counts.items():
-        table.add_row(escape(label), f"{count:,}")
-    Console().print(table)
+        table.add_row(cell(label), f"{count:,}")
+    Terminal().print(table)
     if summary.unreadable:
-        print(
-            f"{len(summary.unreadable)} unreadable images are listed in {command.out}.json", file=sys.stderr
-        )
+        say(f"{len(summary.unreadable)} unreadable images are listed in {command.out}.json", error=True)

@@ -1,19 +1,17 @@
 """`ropaws suggest`."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ropaws.analysis.suggest import SUGGESTIONS, Found, Suggestion, suggest_and_keep
 from ropaws.cli.parsing import parse
 from ropaws.cli.runs import run_of
-from ropaws.cli.tables import percent, printable
+from ropaws.cli.tables import percent
+from ropaws.data.files.csv_cells import write_csv
 from ropaws.evaluation.label_choice import STRATEGIES
 from ropaws.evaluation.suggestions import OURS
 from ropaws.models import PRETRAINED
@@ -21,6 +19,7 @@ from ropaws.prediction.embed import EmbedSettings
 from ropaws.prediction.first_suggestions import FIRST, find_first
 from ropaws.runs.atomic import replacing, write_json
 from ropaws.runs.run import POOL
+from ropaws.terminal import Terminal, cell, say
 
 
 @dataclass(frozen=True)
@@ -67,23 +66,23 @@ def suggest(arguments: list[str]) -> None:
     _check(command)
     found = _of_run(command, command.run) if command.run is not None else _of_images(command)
     if not found.suggestions:
-        print("There is no unlabeled image to suggest.")
+        say("There is no unlabeled image to suggest.")
         return
     if command.out is not None:
         _write(command.out, found.suggestions)
-    console = Console()
+    console = Terminal()
     where = command.run or " ".join(map(str, command.unlabeled))
     any_label = command.run is not None or bool(command.labeled)
     console.print(_table(f"Most worth a label in {where}", found.suggestions, any_label))
     if any_label:
         expected = sum(item["in_domain"] for item in found.suggestions)
-        print(f"Expected to belong to a class: {expected:.1f} of {len(found.suggestions)}")
+        say(f"Expected to belong to a class: {expected:.1f} of {len(found.suggestions)}")
     else:
-        print("Without a label, nothing tells yet which images belong to a class.")
+        say("Without a label, nothing tells yet which images belong to a class.")
     if found.new_classes:
         console.print(_table("Likely new classes, not part of the list above", found.new_classes, any_label))
     if command.out is not None:
-        print(f"Written: {command.out}")
+        say(f"Written: {command.out}")
 
 
 def _check(command: Suggest) -> None:
@@ -130,7 +129,7 @@ def _of_images(command: Suggest) -> Found:
 
 
 def _table(title: str, found: Sequence[Suggestion], any_label: bool) -> Table:
-    table = Table(title=escape(printable(title)))
+    table = Table(title=cell(title))
     table.add_column("", justify="right")
     table.add_column("image", overflow="fold")
     table.add_column("P(in-class)", justify="right")
@@ -139,7 +138,7 @@ def _table(title: str, found: Sequence[Suggestion], any_label: bool) -> Table:
     for item in found:
         figures = percent(item["in_domain"] if any_label else None), f"{item['stands_for']:,}"
         cells = (str(item["rank"]), item["name"], *figures, item["reason"])
-        table.add_row(*(escape(printable(cell)) for cell in cells))
+        table.add_row(*map(cell, cells))
     return table
 
 
@@ -147,10 +146,5 @@ def _write(out: Path, found: Sequence[Suggestion]) -> None:
     if out.suffix == ".json":
         write_json(out, found)
         return
-    with (
-        replacing(out) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        writer = csv.DictWriter(file, fieldnames=list(found[0]))
-        writer.writeheader()
-        writer.writerows(found)
+    with replacing(out) as temporary:
+        write_csv(temporary, found)

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ropaws.report.run_files import figure
+from ropaws.terminal import Terminal, cell
 
 SPARE = ("FPR95", "seconds", "conf. in", "seeds", "ECE")  # columns that a narrow terminal can do without
 WIDE = 160  # characters of a table that is written to a file
@@ -17,22 +16,22 @@ def percent(value: object) -> str:
     return "-" if (found := figure(value)) is None else f"{100 * found:.1f} %"
 
 
-def wide_console() -> Console:
+def wide_console() -> Terminal:
     """As wide as the terminal, or for a file as wide as a table may need."""
-    return Console() if Console().is_terminal else Console(width=WIDE)
+    return Terminal() if Terminal().is_terminal else Terminal(width=WIDE)
 
 
 def text_table(
     title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False
 ) -> Table:
-    table = Table(title=escape(title))
+    table = Table(title=cell(title))
     for number, name in enumerate(head):
         # Figures are never cut off; names may take several lines.
         table.add_column(
-            escape(name), justify="left" if number == 0 else "right", no_wrap=number > 0 and not wrap
+            cell(name), justify="left" if number == 0 else "right", no_wrap=number > 0 and not wrap
         )
     for row in rows:
-        table.add_row(*(escape(printable(cell)) for cell in row))
+        table.add_row(*map(cell, row))
     return table
 
 
@@ -52,8 +51,3 @@ def print_fitting(title: str, head: list[str], rows: list[list[str]]) -> None:
 
 def _without(row: list[str], place: int) -> list[str]:
     return row[:place] + row[place + 1 :]
-
-
-def printable(name: str) -> str:
-    """File names need not be UTF-8; a terminal is."""
-    return name.encode("utf-8", "replace").decode("utf-8")

@@ -1,14 +1,11 @@
 """`ropaws train`, `finetune` and `recipes`."""
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes as published
@@ -26,6 +23,7 @@ from ropaws.methods import import_method, make_method, method_name
 from ropaws.own_data import train_chosen
 from ropaws.report.tables import COLUMNS
 from ropaws.runs.run import Run
+from ropaws.terminal import Terminal, cell, say, say_json
 from ropaws.training.train import TrainedRun, resume_run, train_run
 
 
@@ -102,7 +100,7 @@ def train(arguments: list[str]) -> None:
     reasons = choices.reasons_beside([*left, *(["--budget"] if options.budget else [])]) if choices else ()
     first = planned_place().rank == 0
     for line in reasons if first else ():
-        print(line, file=sys.stderr)
+        say(line, error=True)
     budget = None if options.budget is None else parse_budget(options.budget)
     out = _out(options, config)
     if choices is not None:
@@ -227,14 +225,14 @@ def _resume(options: TrainOptions, left: Sequence[str], config_file: str | None)
 def _finish(trained: TrainedRun, *, report: bool) -> None:
     """The run is complete at this point: a problem with the report must not hide that."""
     run = trained.path
-    print(f"Trained: {run}. Use it with `ropaws predict {run} ...`.", flush=True)
+    say(f"Trained: {run}. Use it with `ropaws predict {run} ...`.", flush=True)
     if not report:
-        print(f"See what it learned with `ropaws report {run}`.")
+        say(f"See what it learned with `ropaws report {run}`.")
         return
     try:
         write_page(Run(run, corpus=trained.corpus))
     except Exception as error:
-        print(f"No report: {error}. Try `ropaws report {run}`.", file=sys.stderr)
+        say(f"No report: {error}. Try `ropaws report {run}`.", error=True)
 
 
 @dataclass(frozen=True)
@@ -275,19 +273,19 @@ def finetune(arguments: list[str]) -> None:
         batch=command.batch,
     )
     chosen, name = results["chosen"], "linear probe" if command.linear else "fine-tuned"
-    print(f"{name}: learning rate {chosen['rate']:g}, {chosen['epochs']} epochs")
+    say(f"{name}: learning rate {chosen['rate']:g}, {chosen['epochs']} epochs")
     if "accuracy" not in results:
         print("There are no test images, so its accuracy is not known.")
         return
     ways: dict[str, Any] = {"soft nearest neighbors": read_evaluation(command.run), name: results}
-    table = Table(title=str(command.run))
+    table = Table(title=cell(command.run))
     table.add_column("measure")
     for way in ways:
         table.add_column(way, justify="right")
     for key in ("accuracy", "confidence_in", "confidence_out", "ece", "auroc"):
         if key in results:
             table.add_row(COLUMNS[key], *(percent(way.get(key)) for way in ways.values()))
-    Console().print(table)
+    Terminal().print(table)
 
 
 @dataclass(frozen=True)
@@ -301,12 +299,12 @@ class Recipes:
 def recipes(arguments: list[str]) -> None:
     command = parse(Recipes, "recipes", arguments)
     if command.name is not None:
-        print(json.dumps(to_json(published.get(command.name)), indent=2))
+        say_json(to_json(published.get(command.name)))
         return
     table = Table(show_lines=True)
     table.add_column("recipe", no_wrap=True)
     table.add_column("what to expect, and what it costs")
     for name, recipe in published.RECIPES.items():
         table.add_row(name, " ".join((recipe.__doc__ or "").split()))
-    Console().print(table)
+    Terminal().print(table)
     print("Train one with `ropaws train --recipe NAME`.")

@@ -7,31 +7,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ropaws.data.files.decoding import ImageRef, in_workers, open_image, read_square
 from ropaws.data.files.listing import Listing, list_labeled, list_unlabeled, merge
+from ropaws.data.near_copies import THUMB, Groups, Look, near_copies
 
 SMALLEST = 16  # pixels; a shorter side than this shows little
 IMBALANCE = 10  # times as many labels in the largest class as in the smallest
-# Images whose thumbnails correlate like this, with the same brightness, are taken for copies of one
-# another, in another size or quality. Flat ones have no structure to compare.
-ALIKE, SAME_BRIGHTNESS, FLAT = 0.99, 10.0, 4.0
-THUMB = 16  # pixels per side
-BLOCK = 2048
-
-
-class Look(NamedTuple):
-    """What one image is like."""
-
-    path: str
-    side: int  # shorter side in pixels; 0 if it cannot be read
-    mark: str  # equal for images with the same pixels
-    thumb: bytes  # THUMB x THUMB gray pixels
-    reason: str  # why it cannot be read
 
 
 @dataclass(frozen=True)
@@ -45,8 +30,8 @@ class Findings:
     unreadable: list[tuple[str, str]]
     too_small: list[str]
     duplicates: list[list[str]]  # groups of training images with the same pixels
-    lookalikes: list[tuple[str, str]]  # labeled image, another one of the training set that is much like it
-    conflicts: list[list[str]]  # copies and lookalikes with different labels
+    lookalikes: list[list[str]]  # groups of training images, some of them labeled, that are nearly the same
+    conflicts: list[list[str]]  # groups of copies and near copies with different labels
     test_in_train: list[tuple[str, str]]  # test image, the same or much the same in the training set
 
     def warnings(self) -> list[str]:
@@ -56,9 +41,9 @@ class Findings:
         lines = {
             f"{len(self.unreadable)} images cannot be read": self.unreadable,
             f"{len(self.too_small)} images are smaller than {SMALLEST} px": self.too_small,
-            f"{len(self.duplicates)} groups of images are the same": self.duplicates,
-            f"{len(self.lookalikes)} labeled images have a near copy": self.lookalikes,
-            f"{len(self.conflicts)} groups of copies have different labels": self.conflicts,
+            f"{_groups(self.duplicates)} are the same": self.duplicates,
+            f"{_groups(self.lookalikes)} are nearly the same": self.lookalikes,
+            f"{_groups(self.conflicts)} are copies with different labels": self.conflicts,
             f"{len(self.test_in_train)} test images are in the training set too": self.test_in_train,
             f"classes with a single label: {', '.join(lone)}": lone,
             f"the largest class has {most} labels, the smallest {fewest}": most >= IMBALANCE * fewest,
@@ -67,6 +52,10 @@ class Findings:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "warnings": self.warnings()}
+
+
+def _groups(groups: Sequence[Sequence[str]]) -> str:
+    return f"{len(groups):,} groups of images ({sum(map(len, groups)):,} in all)"
 
 
 Watch = Callable[[Iterable[Look], str, int], Iterable[Look]]
@@ -90,16 +79,10 @@ def check_data(
         if seen.mark:
             groups[seen.mark].append(index)
     twins = [group for group in groups.values() if len(group) > 1]
-    known = [index for index, label in enumerate(train.labels) if label is not None]
-    alike = [
-        (known[row], column)
-        for row, column in near_copies([looks[i] for i in known], looks)
-        if known[row] != column
-        and not (train.labels[column] is not None and column < known[row])  # each pair once
-    ]
-    conflicting = [group for group in [*twins, *map(list, alike)] if _differ(group, train.labels)]
-    leaks = {row: groups[seen.mark][0] for row, seen in enumerate(test_looks) if seen.mark in groups}
-    leaks = dict(near_copies(test_looks, looks)) | leaks
+    near, conflicting = _near_groups(looks, train.labels)
+    different = [group for group in twins if _differ(group, train.labels)]
+    leaks = _first_alike(test_looks, looks)
+    leaks |= {row: groups[seen.mark][0] for row, seen in enumerate(test_looks) if seen.mark in groups}
     everything = [*looks, *test_looks]
     return Findings(
         classes=dict(sorted(Counter(label for label in train.labels if label is not None).items())),
@@ -109,8 +92,8 @@ def check_data(
         unreadable=[(look.path, look.reason) for look in everything if look.reason],
         too_small=[look.path for look in everything if 0 < look.side < SMALLEST],
         duplicates=[[looks[i].path for i in group] for group in twins],
-        lookalikes=[(looks[i].path, looks[j].path) for i, j in alike],
-        conflicts=[[looks[i].path for i in group] for group in conflicting],
+        lookalikes=[[looks[i].path for i in group] for group in near],
+        conflicts=[[looks[i].path for i in group] for group in (*different, *conflicting)],
         test_in_train=[(test_looks[i].path, looks[j].path) for i, j in sorted(leaks.items())],
     )
 
@@ -119,33 +102,29 @@ def _differ(group: Sequence[int], labels: Sequence[str | None]) -> bool:
     return len({labels[i] for i in group} - {None}) > 1
 
 
-def near_copies(some: Sequence[Look], others: Sequence[Look]) -> list[tuple[int, int]]:
-    """Positions of images and of others that are much like them, but do not have the very same pixels."""
-    rows, columns = _structure(some), _structure(others)
-    found = []
-    for start in range(0, len(some), BLOCK):
-        part = slice(start, start + BLOCK)
-        alike = rows.pattern[part] @ columns.pattern.T > ALIKE
-        alike &= abs(rows.brightness[part, None] - columns.brightness) < SAME_BRIGHTNESS
-        pairs = np.argwhere(alike) + np.array([start, 0])
-        found += [(i, j) for i, j in pairs.tolist() if some[i].mark != others[j].mark]
+def _near_groups(
+    looks: Sequence[Look], labels: Sequence[str | None]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Groups of near copies of labeled images; and groups of those that differ in label from a near copy."""
+    known = np.array([index for index, label in enumerate(labels) if label is not None])
+    number = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    label_of = np.array([-1 if label is None else number[label] for label in labels])
+    near, conflicting = Groups(len(looks)), Groups(len(looks))
+    for tile in near_copies([looks[index] for index in known], looks):
+        rows = known[tile.rows]
+        near.join(rows, tile.columns, tile.alike)
+        both = (label_of[tile.columns] >= 0) & (label_of[rows, None] != label_of[tile.columns])
+        conflicting.join(rows, tile.columns, tile.alike & both)
+    return near.listed(), conflicting.listed()
+
+
+def _first_alike(some: Sequence[Look], others: Sequence[Look]) -> dict[int, int]:
+    """Of each image that has a near copy among others, the first of these."""
+    found: dict[int, int] = {}
+    for tile in near_copies(some, others):
+        for row in np.flatnonzero(tile.alike.any(axis=1)).tolist():
+            found.setdefault(int(tile.rows[row]), int(tile.columns[tile.alike[row].argmax()]))
     return found
-
-
-class _Structure(NamedTuple):
-    pattern: NDArray[np.float32]  # (n, THUMB^2) unit rows, or zero for flat images
-    brightness: NDArray[np.float32]  # (n,)
-
-
-def _structure(looks: Sequence[Look]) -> _Structure:
-    empty = bytes(THUMB * THUMB)
-    pixels = np.frombuffer(b"".join(look.thumb or empty for look in looks), np.uint8)
-    thumbs = pixels.reshape(len(looks), THUMB * THUMB).astype(np.float32)
-    brightness = thumbs.mean(axis=1)
-    thumbs -= brightness[:, None]
-    length = np.linalg.norm(thumbs, axis=1, keepdims=True)
-    thumbs /= np.where(length < FLAT * THUMB, np.inf, length)  # FLAT is a standard deviation
-    return _Structure(thumbs, brightness)
 
 
 def look_at(image: ImageRef) -> Look:

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from ropaws.data.files.decoding import KEY_BYTES as KEY
-from ropaws.runs.atomic import replacing
+from ropaws.limits import TENSOR_FILE
+from ropaws.runs.atomic import refuse_link, replacing
+from ropaws.runs.opening import check_regular, open_regular
 
 SEGMENT = 512  # images
 MOST_HEADER = 1 << 16  # bytes; ours have a few hundred
@@ -34,6 +36,17 @@ Where = NDArray[np.int64]  # (n, 2) segment and row of each image; -1 where it i
 def default_folder() -> Path:
     """$XDG_CACHE_HOME/ropaws/features, or the same below ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ropaws" / "features"
+
+
+def is_feature_cache(folder: Path) -> bool:
+    """Has an earlier run kept features there?"""
+    try:
+        with os.scandir(folder) as entries:
+            return any(
+                OWN_FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False) for entry in entries
+            )
+    except OSError:
+        return False
 
 
 class Segment(NamedTuple):
@@ -71,6 +84,7 @@ class FeatureStore:
         self.segments: list[Segment] = []
         self._known: set[Path] = set()
         self._sound: set[int] = set()  # segments whose rows were checked
+        refuse_link(self.folder)  # damaged files in it are removed: they must not be someone else's
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -138,7 +152,7 @@ class FeatureStore:
                 self._known.add(path)
             except FileNotFoundError:  # another process has just dropped it
                 continue
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            except Exception as error:  # whatever a damaged header leads to
                 self._drop(path, error)
 
     def _look_up(self, keys: NDArray[np.uint8]) -> Where:
@@ -175,8 +189,8 @@ class FeatureStore:
 
 def _open(path: Path, shape: tuple[int, int]) -> Segment:
     """Nothing of the file is trusted: its header must describe exactly what a segment holds."""
-    length = path.stat().st_size
-    with path.open("rb") as file:
+    length = check_regular(path, TENSOR_FILE, inside=path.parent.parent).st_size
+    with open_regular(path, TENSOR_FILE) as file:
         size = int.from_bytes(file.read(8), "little")
         if not 0 < size <= MOST_HEADER:
             raise ValueError("it has no header")

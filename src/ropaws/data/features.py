@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from ropaws.data.augment import AugmentConfig, Part, View
 from ropaws.data.corpus import Corpus, Images
 
+MODERATE = 1e9  # size of features, and its inverse, up to which they can be squared and summed in float32
 IN_MEMORY = 1 << 29  # bytes of the features of a run up to which they are held
 
 
@@ -282,6 +283,17 @@ def check_features(values: Tensor, name: str = "features") -> None:
         raise ValueError(
             f"{name}: row {int(bad[0])} is not finite ({len(bad)} such rows); repair or remove them"
         )
+
+
+def moderate_rows(values: Tensor) -> Tensor:
+    """Features that a person brings, of any scale: only their direction counts.
+
+    Rows whose squares float32 cannot hold are scaled to 1 at most; all others stay as they are, bit by bit.
+    (..., d)  ->  (..., d)
+    """
+    largest = values.abs().amax(dim=-1, keepdim=True)
+    extreme = (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
+    return torch.where(extreme, values / largest, values) if bool(extreme.any()) else values
 
 
 def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,11 @@ from torch import Tensor
 from ropaws.data.corpus import UNKNOWN, Corpus
 from ropaws.data.randomness import SPLIT, generator
 from ropaws.data.sources import DataConfig
+from ropaws.limits import TABLE_FILE
 from ropaws.runs.atomic import write_text
+from ropaws.runs.opening import check_rows, read_regular
+
+DIGITS = 18  # of an index at most
 
 
 class Labeled(NamedTuple):
@@ -69,15 +73,17 @@ def draw_split(
 def read_split(path: Path, corpus: Corpus) -> Labeled:
     """One line per image: its index among the training images, or its file name. # starts a comment."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        content = read_regular(path, TABLE_FILE)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"data.split: no file at {path}; every run writes one: RUN/split.txt"
         ) from None
+    check_rows(content, path)
+    lines = content.decode("utf-8", errors="surrogateescape").splitlines()
     entries = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not entries:
         raise ValueError(f"data.split: {path} names no image")
-    if all(entry.isdigit() for entry in entries):
+    if all(entry.isdecimal() and len(entry) <= DIGITS for entry in entries):
         indices = [int(entry) for entry in entries]
     else:
         indices = _positions(entries, corpus.train_names, path)

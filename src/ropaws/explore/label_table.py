@@ -1,14 +1,14 @@
 """labels.csv: the answers as a table that `ropaws train --labeled` reads, written anew after each answer."""
 
-import csv
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ropaws.data.files.csv_cells import write_csv
 from ropaws.runs.atomic import replacing
 
-Row = tuple[str, str, bool]  # path, class name (empty: none), out-of-class
 HEAD = ("path", "label", "out_of_class")
+Row = tuple[str, str, bool]  # path, class name (empty: none), out-of-class
 
 
 class LabelTable:
@@ -59,10 +59,10 @@ class LabelTable:
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:
     """A row for each answered image. An out-of-class image has no label, and so is unlabeled in training."""
-    with (
-        replacing(path) as temporary,
-        temporary.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
-    ):
-        writer = csv.writer(file)
-        writer.writerow(HEAD)
-        writer.writerows((name, label, "yes" if outside else "") for name, label, outside in sorted(rows))
+    found = (
+        dict(zip(HEAD, (name, label, "yes" if outside else ""), strict=True))
+        for name, label, outside in sorted(rows)
+    )
+    with replacing(path) as temporary:
+        if write_csv(temporary, found) == 0:
+            temporary.write_text(",".join(HEAD) + "\n")

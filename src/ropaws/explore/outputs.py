@@ -18,8 +18,9 @@ from ropaws.explore.images import ArrayImages, ListedImages
 from ropaws.explore.jobs import CancelledError, Job
 from ropaws.explore.label_table import write_table
 from ropaws.explore.session import TABLE, Session
-from ropaws.prediction.export import Sorter, columns, write_labels
+from ropaws.prediction.label_tables import columns, write_labels
 from ropaws.prediction.predict import Prediction
+from ropaws.prediction.sorting import Sorter
 from ropaws.runs.atomic import make_folder, replacing
 from ropaws.runs.layout import CONFIG, METRICS, MODEL, REPORT
 
@@ -108,14 +109,15 @@ def _write_predictions(session: Session, job: Job) -> None:
 def _sort(session: Session, job: Job) -> None:
     """Copies of all images in a folder for each class; those of no class in out-of-class."""
     target = session.folder / SORTED
-    sorter = Sorter(target, move=False)
-    total = len(session.pool)
+    make_folder(target)
+    files = [session.pool.images.path(number) for number in range(len(session.pool))]
+    there = {number: path for number, path in enumerate(files) if path is not None and path.is_file()}
+    sorter = Sorter(target, tuple(session.answers.classes.values()), tuple(there.values()), move=False)
     count = 0
     for number, prediction in predictions(session):
-        job.report("planning", 0.5 * number / total)
-        path = session.pool.images.path(number)
-        if path is not None and path.is_file() and (prediction.label or prediction.out_of_class):
-            sorter.plan(prediction)
+        job.report("planning", 0.5 * number / len(files))
+        if number in there and (prediction.label or prediction.out_of_class):
+            sorter.plan(there[number], None if prediction.out_of_class else prediction.label)
             count += 1
     job.report("copying", 0.5)
     sorter.carry_out()

@@ -8,6 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ropaws.limits import TENSOR_FILE
+from ropaws.models.torch_files import load_torch_file
+from ropaws.runs.opening import check_regular
+
 # What trainers put before the names of a backbone.
 PREFIXES = (
     "",
@@ -38,23 +42,35 @@ SHOWN = 3
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors, .pth, .pth.tar or .pt file; nothing in it is executed."""
-    if not path.is_file():
-        raise FileNotFoundError(f"model.init: no weight file at {path}")
+    try:
+        check_regular(path, TENSOR_FILE)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"model.init: no weight file at {path}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.init: {error}") from None
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # torch and safetensors raise nearly anything, with advice that does not fit here
+        content: Any = load_torch_file(path, "cpu")
+    except Exception:  # safetensors raises nearly anything
         raise ValueError(
             f"model.init: {path} is damaged or holds more than tensors; a weight file is a .safetensors, or"
             " torch.save of a state_dict (nothing else in it would be executed)"
         ) from None
-    while isinstance(content, dict) and (inner := next((k for k in WRAPPERS if k in content), None)):
-        content = content[inner]
-    weights = {k: v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, dict) else {}
+    for _ in WRAPPERS:  # not without end: a dictionary may contain itself
+        inner = next((k for k in WRAPPERS if k in content), None) if isinstance(content, dict) else None
+        content = content if inner is None else content[inner]
+    found = content.items() if isinstance(content, dict) else ()
+    weights = {name: value for name, value in found if isinstance(name, str) and _is_plain(value)}
     if not weights:
         raise ValueError(f"model.init: {path} has no tensors by name in it")
     return weights
+
+
+def _is_plain(value: object) -> bool:
+    """A tensor with real numbers in memory: neither sparse, nor complex, nor without content."""
+    plain = isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    return plain and not (value.is_complex() or value.is_quantized)  # type: ignore[attr-defined]
 
 
 def fit_weights(backbone: nn.Module, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -73,8 +89,12 @@ def fit_weights(backbone: nn.Module, weights: Mapping[str, Tensor]) -> tuple[dic
     left = [name for name in weights if name.removeprefix(prefix) not in wanted]
     if missing or shapes:
         raise ValueError("; ".join(_misfits(missing, shapes, left)))
+    fitting = {name: weights[f"{prefix}{name}"] for name in wanted}
+    broken = [name for name, value in fitting.items() if not value.isfinite().all()]
+    if broken:
+        raise ValueError(f"these have values that are not finite: {', '.join(broken[:SHOWN])}")
     counters = [name for name in left if name.endswith("num_batches_tracked")]
-    return {name: weights[f"{prefix}{name}"] for name in wanted}, [n for n in left if n not in counters]
+    return fitting, [n for n in left if n not in counters]
 
 
 def _misfits(
@@ -116,6 +136,9 @@ def init_projection(projection: nn.Module, path: Path, left: list[str]) -> list[
         return left
     weights = {k.removeprefix(prefix): v for k, v in read_weights(path).items() if k.startswith(prefix)}
     misfits = [n for n, v in wanted.items() if n not in weights or weights[n].shape != v.shape]
+    broken = [name for name, value in weights.items() if not value.isfinite().all()]
+    if broken:
+        raise ValueError(f"model.init: {path} has values that are not finite: {', '.join(broken[:SHOWN])}")
     if misfits:
         raise ValueError(
             f"model.init: the projection head of {path} has another shape ({misfits[0]}); set"

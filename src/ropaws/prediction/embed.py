@@ -37,6 +37,7 @@ from ropaws.models.timm_backbone import TIMM, timm_weights
 from ropaws.prediction.predict import Unreadable
 from ropaws.runs.atomic import replacing, write_json
 from ropaws.runs.embedding import Embedding, embed_images
+from ropaws.terminal import Terminal
 from ropaws.training.hardware import choose_device, choose_precision, half_type
 from ropaws.training.progress import watch_files
 
@@ -181,7 +182,7 @@ def embed(
         device=device,
     )
     listing = list_sources(_paths(sources), _paths(labeled))
-    return Embedder(settings, listing, console or Console(stderr=True)).embed(listing)
+    return Embedder(settings, listing, console or Terminal(stderr=True)).embed(listing)
 
 
 def _paths(sources: Path | str | Sequence[Path | str]) -> list[Path]:

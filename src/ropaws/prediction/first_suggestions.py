@@ -14,6 +14,7 @@ from ropaws.evaluation.clusters import main_points
 from ropaws.evaluation.label_choice import class_probs
 from ropaws.models import PRETRAINED
 from ropaws.prediction.embed import Embedded, Embedder, EmbedSettings, list_sources
+from ropaws.terminal import Terminal
 
 FIRST = 20
 
@@ -75,7 +76,7 @@ def find_first(
         raise ValueError("name the unlabeled images to choose from: folders, images, tables or .npz files")
     listing = list_sources(sources, labeled)
     return _choose(
-        Embedder(settings, listing, console or Console(stderr=True)).embed(listing), n, new, strategy
+        Embedder(settings, listing, console or Terminal(stderr=True)).embed(listing), n, new, strategy
     )
 
 

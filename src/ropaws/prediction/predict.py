@@ -17,6 +17,7 @@ from ropaws.data import image_ops
 from ropaws.data.datasets.feature_file import (
     FeatureTable,
     check_feature_array,
+    feature_rows,
     is_feature_file,
     read_feature_table,
 )
@@ -31,7 +32,8 @@ from ropaws.methods.soft_nn import kept_quantile
 from ropaws.runs.run import BATCH, Run, open_run
 
 ImageLike = Path | str | Image.Image | NDArray[np.uint8]
-ImageSource = Path | str | Iterable[ImageLike] | NDArray[np.floating[Any]]
+ImageSource = Path | str | Image.Image | Iterable[ImageLike] | NDArray[np.uint8] | NDArray[np.floating[Any]]
+CHANNELS = (1, 3, 4)  # of an image in an array: gray, RGB, RGB with transparency
 
 
 class Prediction(NamedTuple):
@@ -168,14 +170,14 @@ def predict_files(
 def _look_at_files(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator["_Looked | Unreadable"]:
     squares: list[NDArray[np.uint8]] = []
     names: list[str] = []
-    size = predictor.run.config.data.image_size
+    size, batch = predictor.run.config.data.image_size, predictor.run.batch_of()
     for file, square in zip(files, read_squares(files, size), strict=True):
         if isinstance(square, UnreadableError):
             yield Unreadable(str(file), str(square))
             continue
         squares.append(square)
         names.append(str(file))
-        if len(squares) == BATCH:
+        if len(squares) == batch:
             yield _look(predictor, squares, names)
             squares, names = [], []
     if squares:
@@ -220,7 +222,8 @@ def predict(
 
     Args:
         run: A run folder.
-        images: A folder or .npz file; or paths, Pillow images, arrays (h, w) or (h, w, 3) of uint8. Features
+        images: A folder or .npz file; or paths, Pillow images, arrays (h, w) or (h, w, 3) of uint8; or one
+            image, or one array of images (n, h, w) or (n, h, w, 3). An array (h, w, 3) is one image. Features
             (n, d), as an array, .npz or .npy file, for runs on features or on a frozen backbone.
         threshold: In-domain probability below which an image is out-of-class; by default judged by the
             labeled images, each without itself.
@@ -232,7 +235,8 @@ def predict(
         One prediction for each image, in order.
 
     Raises:
-        ValueError: An image cannot be read. (`ropaws predict` lists such files and labels the others.)
+        ValueError: An image cannot be read (`ropaws predict` lists such files and labels the others), or an
+            array is not of uint8.
     """
     return predict_images(
         open_run(run, device=device, console=console), images, threshold=threshold, propagate=propagate
@@ -252,7 +256,7 @@ def predict_images(
         images = [image if isinstance(image, Path) else image.open() for image in listed]
     size = run.config.data.image_size
     squares, names = [], []
-    for image in images:
+    for image in _one_by_one(images):
         squares.append(_square(image, size))
         names.append(str(image) if isinstance(image, Path | str) else "")
     if not squares:
@@ -268,8 +272,30 @@ def feature_table(source: ImageSource) -> FeatureTable | None:
         return read_feature_table(path) if path.is_file() and is_feature_file(path) else None
     if isinstance(source, np.ndarray) and source.ndim == 2 and source.dtype.kind == "f":
         check_feature_array(source, "features")
-        return FeatureTable(FeatureRows(torch.from_numpy(source).float()), ("",) * len(source))
+        return FeatureTable(feature_rows(source), ("",) * len(source))
     return None
+
+
+def _one_by_one(images: Image.Image | Iterable[ImageLike] | NDArray[Any]) -> Iterable[ImageLike]:
+    """A single image is a list of one."""
+    if isinstance(images, Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray):
+        is_image = images.ndim == 2 or (images.ndim == 3 and images.shape[2] in CHANNELS)
+        return [images] if is_image else images
+    return images
+
+
+def _array_image(array: NDArray[Any]) -> Image.Image:
+    """An array as an image; nothing is guessed of its range."""
+    if array.dtype != np.uint8:
+        raise ValueError(
+            f"an image as an array has values from 0 to 255 in uint8, got {array.dtype}; if they are from 0"
+            " to 1, give (255 * array).round().astype(np.uint8)"
+        )
+    if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] not in CHANNELS):
+        raise ValueError(f"an image as an array must be (h, w) or (h, w, 1, 3 or 4), got shape {array.shape}")
+    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
 def _square(image: ImageLike, size: int) -> NDArray[np.uint8]:
@@ -278,5 +304,7 @@ def _square(image: ImageLike, size: int) -> NDArray[np.uint8]:
             return read_square(Path(image), size)
         except UnreadableError as error:
             raise ValueError(f"{image} cannot be read ({error})") from None
-    opened = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    if not isinstance(image, Image.Image | np.ndarray):
+        raise ValueError(f"an image is a path, a Pillow image or a NumPy array, got {type(image).__name__}")
+    opened = image if isinstance(image, Image.Image) else _array_image(image)
     return np.asarray(square_of(opened, size))

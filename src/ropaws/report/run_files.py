@@ -5,8 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ropaws.limits import JSON_FILE
+from ropaws.runs.atomic import read_json
 from ropaws.runs.layout import CONFIG, DATA, EVALUATION, FORMER_GALLERY, GALLERY, METRICS, SUPERVISED
+from ropaws.runs.opening import read_regular
 
+MOST_STEPS = 100_000  # lines of metrics that are looked at; of more, evenly spaced ones
 LARGEST = 1e12  # of a figure: they are fractions, steps and seconds
 
 
@@ -21,6 +25,7 @@ class RunFiles:
         self.run = run
         # The supervised baseline: a run named, or the one that `evaluate --only supervised` makes.
         self.baseline = baseline or run / SUPERVISED
+        self._baseline_within = baseline or run  # below it no link is followed
 
     def read(self, name: str) -> dict[str, Any]:
         return _read_object(self.run / name, self.run)
@@ -67,11 +72,15 @@ class RunFiles:
         """The lines that can be read; a crash may have left the last one cut off."""
         path = self.run / METRICS
         try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
+            content = read_regular(path, JSON_FILE, inside=self.run)
+        except FileNotFoundError:
             raise MissingError(f"there is no {path.name}; it is written by training") from None
+        except (OSError, ValueError) as error:
+            raise MissingError(f"{path.name} cannot be read ({error})") from None
+        lines = content.decode("utf-8", errors="replace").splitlines()
         rows = []
-        for line in lines:
+        every = -(-len(lines) // MOST_STEPS) or 1
+        for line in lines[::-every][::-1]:  # the last one is always among them
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError):
@@ -86,7 +95,7 @@ class RunFiles:
     def supervised(self) -> dict[str, Any] | None:
         """Figures of the supervised baseline; None if there was no such run."""
         try:
-            return _read_object(self.baseline / EVALUATION, self.baseline)
+            return _read_object(self.baseline / EVALUATION, self._baseline_within)
         except MissingError:
             return None
 
@@ -117,12 +126,12 @@ def figure(value: object) -> float | None:
 
 def _read_object(path: Path, run: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path, inside=run)
     except FileNotFoundError:
         made = path.name in (EVALUATION, GALLERY)
         remedy = f"`ropaws evaluate {run}` writes one" if made else "it is written by training: restore it"
         raise MissingError(f"there is no {path.name}; {remedy}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise MissingError(f"{path.name} cannot be read ({error})") from None
     if not isinstance(value, dict):
         raise MissingError(f"{path.name} is not a JSON object")

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ropaws.limits import JSON_FILE
+from ropaws.runs.opening import check_parsed, read_regular
+
 
 @contextlib.contextmanager
 def replacing(path: Path, *, keep_old: Path | None = None) -> Iterator[Path]:
@@ -65,17 +68,25 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, inside: Path | None = None) -> Any:
     """The value in a JSON file.
+
+    Args:
+        path: The file.
+        inside: The run folder that it is in: no link is followed there.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is not valid JSON.
+        OSError: It is not a regular file.
+        ValueError: It is not valid JSON, or too large.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = read_regular(path, JSON_FILE, inside=inside)
     except FileNotFoundError:
         raise FileNotFoundError(f"no file at {path}") from None
+    check_parsed(content, path)
+    try:
+        return json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, too many digits, nested too deep
         raise ValueError(f"{path} is not valid JSON ({error}); restore it or write it again") from None
 

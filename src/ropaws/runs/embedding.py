@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from ropaws.models.folding import folded
 FORMAT = 1  # part of every digest: raise it when the same settings give other features
 DRAWS = 4096  # rows of the fixed batch of random draws; an image has the row that its content says
 BLOCK = 64  # images that are read and augmented at a time
+BLOCK_PIXELS = BLOCK * 512 * 512  # at most
 CHUNK, GPU_CHUNK = 16, 64  # views that the backbone sees at a time: always so many, see _describe
 
 
@@ -202,10 +204,11 @@ def _fill(
         waiting.clear()
 
     title = (
-        f"Computing features of {len(positions):,} images in {embedding.views + 1} views, batches of {BLOCK}"
+        f"Computing features of {len(positions):,} images in {embedding.views + 1} views, batches of"
+        f" {_block_of(images)}"
     )
-    count = -(-len(positions) // BLOCK)
-    for block in watch(_blocks(images, torch.from_numpy(positions)), title, count):
+    parts = torch.from_numpy(positions).split(_block_of(images))
+    for block in watch(_blocks(images, parts), title, len(parts)):
         reasons |= {int(block.positions[row]): reason for row, reason in block.unreadable.items()}
         good = torch.tensor([row for row in range(len(block.positions)) if row not in block.unreadable])
         if len(good) == 0:
@@ -219,8 +222,12 @@ def _fill(
     return reasons
 
 
-def _blocks(images: Images, positions: Tensor) -> Iterator[_Block]:
-    parts = positions.split(BLOCK)
+def _block_of(images: Images) -> int:
+    """How many images are read at a time; of very large ones fewer. Their features do not depend on it."""
+    return max(1, min(BLOCK, BLOCK_PIXELS // math.prod(images.shape[2:])))
+
+
+def _blocks(images: Images, parts: Sequence[Tensor]) -> Iterator[_Block]:
     if not isinstance(images, ImageStack):
         yield from (_Block(part, images[part], {}) for part in parts)
         return

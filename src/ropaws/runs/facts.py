@@ -17,10 +17,13 @@ from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus, Images
 from ropaws.data.features import Features, pixels_of
 from ropaws.data.files.streaming import ImageStack
+from ropaws.data.sources import DataConfig
 from ropaws.data.splits import Labeled, write_split
+from ropaws.limits import JSON_FILE, TENSOR_FILE
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.runs.atomic import read_json, write_atomically, write_json, write_text
 from ropaws.runs.layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
+from ropaws.runs.opening import check_regular, open_regular, read_regular
 
 MOST_CLASSES, MOST_IMAGES, MOST_FEATURES = 100_000, 1 << 40, 1 << 20
 LONGEST = 1.01  # embedding, but for rounding; one of no features at all has length 0
@@ -38,6 +41,7 @@ class DataFacts:
         labeled_names: Files of the labeled images, where they are files.
         images: Number of training images; 0 in runs of 0.1.0.
         feature_dims: Width of the features, where the data are features; 0 for images.
+        test_digest: Fingerprint of the test images; empty in runs of earlier versions.
     """
 
     class_names: tuple[str, ...]
@@ -47,6 +51,7 @@ class DataFacts:
     labeled_names: tuple[str, ...] = ()  # files of the labeled images, where they are files
     images: int = 0  # number of training images; 0 in runs of 0.1.0, whose methods do not ask
     feature_dims: int = 0  # where the data are features
+    test_digest: str = ""
 
     def __post_init__(self) -> None:
         """Raises ValueError where the parts do not fit one another."""
@@ -95,6 +100,11 @@ def check_target(run: Path) -> None:
         raise FileExistsError(
             f"{run} holds a run already; choose another --out, or resume: `ropaws train --resume {run}`"
         )
+    check_parents(run)
+
+
+def check_parents(run: Path) -> None:
+    """Check that a folder is there, or can be created."""
     place = run
     while not place.exists():
         place = place.parent
@@ -116,6 +126,7 @@ def write_facts(run: Path, facts: DataFacts) -> None:
             "labeled": labeled,
             "normalization": normalization,
             "digest": facts.digest,
+            "test_digest": facts.test_digest,
             "labeled_names": list(facts.labeled_names),
             **({"feature_dims": facts.feature_dims} if facts.feature_dims else {}),
         },
@@ -129,7 +140,7 @@ def read_facts(run: Path) -> DataFacts:
         FileNotFoundError: There is none.
         ValueError: It is damaged; the message says what is wrong.
     """
-    values = read_json(run / DATA)
+    values = read_json(run / DATA, inside=run)
     try:
         labeled, normalization = values["labeled"], values["normalization"]
         return DataFacts(
@@ -140,6 +151,7 @@ def read_facts(run: Path) -> DataFacts:
             _listed(values.get("labeled_names", []), str),
             _of(values.get("images", 0), int),
             _of(values.get("feature_dims", 0), int),
+            _of(values.get("test_digest", ""), str),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
@@ -171,7 +183,7 @@ def model_digest(run: Path) -> str:
     """A fingerprint of the trained weights: what was computed with them says so."""
     path = run / MODEL
     try:
-        with path.open("rb") as file:
+        with open_regular(path, TENSOR_FILE, inside=run) as file:
             return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -193,22 +205,25 @@ def load_support(run: Path, facts: DataFacts) -> LabeledEmbeddings | None:
         ValueError: The file is damaged, or does not fit data.json.
     """
     path = run / SUPPORT
+    count = len(facts.split.labels)
     try:
+        check_regular(path, TENSOR_FILE, inside=run)
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("model") != model_digest(run):
                 return None
+            shapes = [file.get_slice(name).get_shape() for name in ("embeddings", "labels")]
+            if shapes[1] != [count] or len(shapes[0]) != 2 or shapes[0][0] != count:  # before they are read
+                raise ValueError(f"shapes {shapes} for {count} labeled images")
             embeddings, labels = file.get_tensor("embeddings"), file.get_tensor("labels")
     except FileNotFoundError:
         return None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}); remove it, and it is computed again") from None
     if (
         embeddings.dtype != torch.float32
-        or embeddings.ndim != 2
         or 0 in embeddings.shape
         or labels.dtype != torch.int64
         or not torch.equal(labels, facts.split.labels)
-        or len(embeddings) != len(labels)
         or not (embeddings.norm(dim=1) <= LONGEST).all()  # not a number is not either
     ):
         raise ValueError(
@@ -228,10 +243,21 @@ def check_same_data(run: Path, facts: DataFacts, corpus: Corpus) -> None:
         raise ValueError(f"{run / DATA} is damaged (it names an image that is not there); train again")
 
 
+def check_same_tests(run: Path, facts: DataFacts, data: DataConfig, corpus: Corpus) -> None:
+    """Test images have a place of their own, which a stranger's run may set to anything on this disk. Those
+    that the run was trained with are no secret to whoever made it; others need the word of the person.
+    """
+    if data.test is not None and digest_images(corpus.test_images) != facts.test_digest:
+        raise PermissionError(
+            f"{run} names test images at {data.test} which are not those it was trained with; if you want"
+            f" to use them, say so: --test {data.test}"
+        )
+
+
 def training_seconds(run: Path) -> float | None:
     """Seconds of training so far, from the last line of the metrics; None where that cannot be read."""
     try:
-        lines = (run / METRICS).read_text(encoding="utf-8").splitlines()
+        lines = read_regular(run / METRICS, JSON_FILE, inside=run).decode("utf-8").splitlines()
         seconds = float(json.loads(lines[-1])["seconds"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None

@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ropaws.batch import Outputs
 from ropaws.data.corpus import UNKNOWN
+from ropaws.limits import TENSOR_FILE
 from ropaws.runs.atomic import write_atomically
 from ropaws.runs.facts import LONGEST
+from ropaws.runs.opening import check_regular
 
+NAME_BYTES = 1 << 15  # of the name of an image at most, as JSON
 OUT, HIDDEN = UNKNOWN, UNKNOWN - 1  # truth of a pool image: of no class, or not known
 # The names that 0.1.0 gave to the same tensors; it kept no probabilities and scores.
 FORMER_NAMES = {
@@ -81,6 +84,7 @@ def read_outputs(
     classify: outputs of embeddings, for a file of 0.1.0, which has these alone.
     """
     try:
+        check_regular(path, TENSOR_FILE, inside=path.parent)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
@@ -98,6 +102,8 @@ def read_outputs(
 def _checked(
     found: dict[str, Tensor], classes: int, classify: Callable[[Tensor], Outputs]
 ) -> KeptOutputs | None:
+    if found["pool.names"].numel() > NAME_BYTES * (1 + len(found["pool.embedding"])):
+        raise ValueError("the names are damaged")
     names = json.loads(bytes(found["pool.names"].tolist()))
     pool = PoolOutputs(
         _outputs(found, "pool", classes, classify),

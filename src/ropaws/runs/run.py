@@ -16,10 +16,12 @@ from ropaws.batch import Outputs
 from ropaws.config import RunConfig, read_config, to_json
 from ropaws.data.augment import center_view
 from ropaws.data.corpus import Corpus, Images
+from ropaws.data.feature_cache import is_feature_cache
 from ropaws.data.features import EmbeddedImages, Features, features_of, pixels_of
 from ropaws.data.files.reading import drop_unreadable_tests
 from ropaws.data.randomness import ANALYSIS, generator
-from ropaws.data.sources import load_corpus
+from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.limits import TENSOR_FILE
 from ropaws.methods import LabeledEmbeddings, Method, encoder_of
 from ropaws.methods.propagation import Kernel
 from ropaws.models import Encoder, build_encoder
@@ -27,6 +29,7 @@ from ropaws.runs.embedding import Embedding, embed_images, embedding_of
 from ropaws.runs.facts import (
     DataFacts,
     check_same_data,
+    check_same_tests,
     load_support,
     model_digest,
     read_facts,
@@ -34,6 +37,7 @@ from ropaws.runs.facts import (
 )
 from ropaws.runs.images import fingerprint, pool_truth, readable_among
 from ropaws.runs.layout import CONFIG, EMBEDDINGS, MODEL
+from ropaws.runs.opening import check_regular
 from ropaws.runs.outputs import (
     KeptOutputs,
     LabeledOutputs,
@@ -41,7 +45,8 @@ from ropaws.runs.outputs import (
     read_outputs,
     write_outputs,
 )
-from ropaws.training.checkpoint import load_model
+from ropaws.terminal import Terminal
+from ropaws.training.checkpoint import BESIDE, COPIES, load_model, weight_bytes
 from ropaws.training.hardware import choose_device, choose_precision, half_type
 from ropaws.training.progress import watch_files
 
@@ -51,7 +56,8 @@ if TYPE_CHECKING:
     from ropaws.prediction.predict import ImageSource, Prediction
 
 POOL = 50_000  # unlabeled images that analyses look at, at most
-BATCH = 512  # images that the network sees at a time
+BATCH = 512  # images that the network sees at a time, of up to LARGE pixels per side; of larger ones fewer
+LARGE = 256
 LONGEST_ROW = 1.001  # of an embedding, but for rounding
 
 
@@ -67,6 +73,8 @@ class Run:
         pool: Number of unlabeled images to look at, at most; 0 for all.
         console: Where progress and warnings go; standard error by default.
         corpus: The images of the run, if they are in memory already.
+        test: Where the test images are, instead of data.test of its settings. Those that a run names itself
+            are used only if they are the ones it was trained with: a stranger's run may name others of yours.
 
     Attributes:
         path: The run folder.
@@ -85,14 +93,16 @@ class Run:
         pool: int = POOL,
         console: Console | None = None,
         corpus: Corpus | None = None,
+        test: Path | str | None = None,
     ) -> None:
         if pool < 0:
             raise ValueError(f"pool must be at least 0 (all), got {pool}")
         self.path = Path(path)
         self.device_name = device
         self.pool_limit = pool
-        self.console = console or Console(stderr=True)
+        self.console = console or Terminal(stderr=True)
         self._given_corpus = corpus
+        self._test = None if test is None else Path(test)
         self._snapshot: Path | None = None  # weights of an earlier step
         self._known: dict[int, EmbeddedImages] = {}  # images of the corpus by the number of random views
         self.config = read_run_config(self.path)
@@ -130,13 +140,16 @@ class Run:
     def _load_model(self) -> nn.Module:
         device = choose_device(self.device_name or self.config.train.device)
         half = half_type(choose_precision(self.config.train.precision, device))
+        check_network(self.path, self.config, self.facts, self._snapshot)
         model = build_model(self.config, self.facts, half)
         load_model(self.path, model, self._snapshot)
         return model.to(device).eval()
 
     def at_snapshot(self, weights: Path) -> "Run":
         """The same run with the weights of an earlier step, see train.keep_every."""
-        earlier = Run(self.path, device=self.device_name, pool=self.pool_limit, console=self.console)
+        earlier = Run(
+            self.path, device=self.device_name, pool=self.pool_limit, console=self.console, test=self._test
+        )
         earlier._snapshot = weights
         vars(earlier).update(facts=self.facts, corpus=self.corpus)
         return earlier
@@ -172,11 +185,23 @@ class Run:
         """The images; an error where they are not there any more."""
         if self._given_corpus is not None:
             return drop_unreadable_tests(self._given_corpus)
-        # A run folder may come from a stranger: what its settings name is read, but nothing is written there.
-        data = replace(self.config.data, cache=None, download=False)
-        corpus = load_corpus(data, watch=watch_files(self.console))
+        corpus = load_corpus(self.data_config, watch=watch_files(self.console))
         check_same_data(self.path, self.facts, corpus)
+        if self._test is None:
+            check_same_tests(self.path, self.facts, self.data_config, corpus)
         return drop_unreadable_tests(corpus)
+
+    @property
+    def data_config(self) -> DataConfig:
+        """Where the images are. A run folder may come from a stranger: what its settings name is read, but
+        nothing is downloaded, and no folder is created or filled there.
+        """
+        data = replace(self.config.data, cache=None, download=False)
+        if self._test is not None:
+            data = replace(data, test=self._test)
+        if data.feature_cache is not None and not is_feature_cache(data.feature_cache):
+            data = replace(data, feature_cache=None)  # the default one is used
+        return data
 
     # What the network says
 
@@ -194,7 +219,7 @@ class Run:
         images, rows = self._embedded(images), torch.arange(len(images)) if indices is None else indices
         parts = [
             self.method.embed(self.model, self._view(images, part)).cpu().float()
-            for part in rows.split(BATCH)
+            for part in rows.split(self.batch_of(images))
         ]
         embeddings = torch.cat(parts)
         self._check_embedding(embeddings)
@@ -209,9 +234,8 @@ class Run:
         images, rows = self._embedded(images), torch.arange(len(images)) if indices is None else indices
         if len(rows) == 0:
             return self.method.classify(self.support.embeddings[:0], self.support)
-        batches: Iterable[Tensor] = rows.split(BATCH)
-        if title:
-            batches = watch_files(self.console)(batches, title, len(rows.split(BATCH)))
+        parted = rows.split(self.batch_of(images))
+        batches: Iterable[Tensor] = watch_files(self.console)(parted, title, len(parted)) if title else parted
         support = self._support_on_device
         parts = []
         for part in batches:
@@ -227,8 +251,17 @@ class Run:
         """What the backbone says of the center views of images; arguments as for embed.   ->  (m, f)"""
         images, rows = self._embedded(images), torch.arange(len(images)) if indices is None else indices
         encoder = encoder_of(self.model)
-        parts = [encoder.features(self._view(images, part)).cpu().float() for part in rows.split(BATCH)]
+        batches = rows.split(self.batch_of(images))
+        parts = [encoder.features(self._view(images, part)).cpu().float() for part in batches]
         return torch.cat(parts) if parts else torch.empty(0, encoder.feature_dims)
+
+    def batch_of(self, images: Images | None = None) -> int:
+        """How many images are looked at together; by default of those that are files."""
+        if images is not None and features_of(images) is not None:
+            return BATCH
+        sides = (self.config.data.image_size,) if images is None else images.shape[2:]
+        side = max(self.config.augment.size, *sides)
+        return BATCH if side <= LARGE else max(1, BATCH * LARGE**2 // side**2)
 
     def _check_embedding(self, embedding: Tensor) -> None:
         """Similarities are cosines only between rows of unit length."""
@@ -275,11 +308,8 @@ class Run:
         return found
 
     def _embed_own(self, images: Images, views: int) -> EmbeddedImages:
-        embedding, data = self._embedding(views), self.config.data
-        if data.feature_cache is not None and not (data.feature_cache / embedding.digest).is_dir():
-            data = replace(data, feature_cache=None)  # a stranger's run says where; training was not there
         watch = watch_files(self.console)
-        return embed_images(images, embedding, data, watch=watch, warn=self._say)
+        return embed_images(images, self._embedding(views), self.data_config, watch=watch, warn=self._say)
 
     def _embedding(self, views: int) -> Embedding:
         return embedding_of(self.config, encoder_of(self.model), self.facts.normalize, views=views)
@@ -425,9 +455,9 @@ def open_run(run: "Path | str | Run", **options: Any) -> Run:
 
 def read_run_config(run: Path) -> RunConfig:
     """config.json of a run folder."""
-    if not (run / CONFIG).is_file():
+    if not (run / CONFIG).exists():
         raise FileNotFoundError(f"{run} is not a run folder: it has no {CONFIG}; `ropaws train` makes one")
-    return read_config(run / CONFIG)
+    return read_config(run / CONFIG, inside=run)
 
 
 def build_model(config: RunConfig, facts: DataFacts, autocast: torch.dtype | None) -> nn.Module:
@@ -435,6 +465,26 @@ def build_model(config: RunConfig, facts: DataFacts, autocast: torch.dtype | Non
     return with_method_parts(
         config, facts, build_encoder(config.model, channels=facts.channels, autocast=autocast)
     )
+
+
+def check_network(run: Path, config: RunConfig, facts: DataFacts, weights: Path | None = None) -> None:
+    """Check that the network which the settings name is one that the weight file could hold, before it takes
+    memory: a config of a few bytes can name one of many gigabytes.
+    """
+    path = weights or run / MODEL
+    try:
+        size = check_regular(path, TENSOR_FILE, inside=run).st_size
+    except FileNotFoundError:
+        return  # load_model says what to do
+    try:
+        with torch.device("meta"):  # takes no memory
+            needed = weight_bytes(build_model(config, facts, None))
+    except (NotImplementedError, RuntimeError):  # a method's own parts may need content
+        return
+    if needed > COPIES * size + BESIDE:
+        raise ValueError(
+            f"{run / CONFIG} names a network of {needed:,} bytes, but {path} has {size:,}; restore both"
+        )
 
 
 def with_method_parts(config: RunConfig, facts: DataFacts, encoder: Encoder) -> nn.Module:

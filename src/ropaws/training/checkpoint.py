@@ -1,5 +1,6 @@
 """Checkpoints and weights of a run, checked when they are read."""
 
+import reprlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,14 +12,19 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from ropaws.limits import TENSOR_FILE
+from ropaws.models.torch_files import load_torch_file
 from ropaws.runs.atomic import make_folder, replacing, write_atomically
 from ropaws.runs.layout import CHECKPOINT, MODEL, PREVIOUS_CHECKPOINT, SNAPSHOTS
+from ropaws.runs.opening import check_regular
 
 # Every encoder of 0.1.0 had this buffer; now only the models have it whose method needs it.
 FORMER_BUFFERS = ("support_gap",)
 OPTIMIZER_STATE = ("momentum", "momentum_buffer", "exp_avg", "exp_avg_sq")  # of LARS, of SGD, of Adam
 STEP_COUNT = "step"  # of Adam, one number for each weight
 MOST_SECONDS = 1e12
+COPIES = 5  # of the weights that a file may hold at most: the model, the optimizer's moments, moving averages
+BESIDE = 1 << 26  # bytes that a file may have besides
 
 
 class Checkpoint(NamedTuple):
@@ -46,29 +52,28 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
         raise OSError(f"step {checkpoint.next_step} could not be saved to {path} ({error}); {kept}") from None
 
 
-def load_checkpoint(run: Path, device: torch.device, warn: Callable[[str], object]) -> Checkpoint:
-    """The last good checkpoint: the one before it if it is damaged, with a warning."""
+def load_checkpoint(
+    run: Path, device: torch.device, warn: Callable[[str], object], *, weights: int | None = None
+) -> Checkpoint:
+    """The last good checkpoint: the one before it if it is damaged, with a warning.
+
+    weights: bytes that the model has; a file that is much larger is not of this run, and not read.
+    """
     paths = [path for path in (run / CHECKPOINT, run / PREVIOUS_CHECKPOINT) if path.exists()]
     if not paths:
         raise FileNotFoundError(f"no checkpoint at {run / CHECKPOINT}; train from the start without --resume")
     reasons = []
     for path in paths:
         try:
-            checkpoint = _checked(_load(path, device))
-        except ValueError as error:
+            most = None if weights is None else COPIES * weights + BESIDE
+            checkpoint = _checked(load_torch_file(path, device, inside=run, most=most))
+        except (ValueError, OSError) as error:
             reasons.append(f"{path} is damaged ({error})")
             continue
         if reasons:
             warn(f"Warning: {reasons[0]}; resuming from {path}, step {checkpoint.next_step}")
         return checkpoint
     raise ValueError("; ".join(reasons))
-
-
-def _load(path: Path, device: torch.device) -> Any:
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except Exception:  # torch raises nearly anything, some of it with advice that would run a stranger's code
-        raise ValueError("it is cut off, or not a file of tensors and numbers") from None
 
 
 def _checked(values: Any) -> Checkpoint:
@@ -82,13 +87,13 @@ def _checked(values: Any) -> Checkpoint:
     if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in checkpoint.model.items()):
         raise ValueError("model holds something that is not a tensor")
     if type(checkpoint.next_step) is not int or checkpoint.next_step < 0:
-        raise ValueError(f"next_step is {checkpoint.next_step!r:.40}")
+        raise ValueError(f"next_step is {reprlib.repr(checkpoint.next_step)}")
     if type(checkpoint.seconds) not in (int, float) or not 0 <= checkpoint.seconds < MOST_SECONDS:
-        raise ValueError(f"seconds is {checkpoint.seconds!r:.40}")
+        raise ValueError(f"seconds is {reprlib.repr(checkpoint.seconds)}")
     made_by = checkpoint.made_by
     for name, kind in (("config", dict), ("digest", str), ("split", list)):
         if not isinstance(made_by.get(name), kind):
-            raise ValueError(f"made_by.{name} is {made_by.get(name)!r:.40}")
+            raise ValueError(f"made_by.{name} is {reprlib.repr(made_by.get(name))}")
     return checkpoint
 
 
@@ -142,9 +147,19 @@ def _known(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     return {name: v for name, v in state.items() if name in wanted or name not in FORMER_BUFFERS}
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Of all weights and buffers."""
+    return sum(value.numel() * value.element_size() for value in model.state_dict().values())
+
+
 def weights_are_finite(model: nn.Module) -> bool:
     """A finite loss may have had a gradient that was not; such weights must not become a checkpoint."""
     return all(bool(value.isfinite().all()) for value in model.parameters())
+
+
+def _finite_values(model: nn.Module) -> set[str]:
+    """Names of the weights and buffers that are finite; a method may mark what it does not know by others."""
+    return {name for name, value in model.state_dict().items() if bool(value.isfinite().all())}
 
 
 def save_model(run: Path, model: nn.Module) -> None:
@@ -177,7 +192,10 @@ def load_model(run: Path, model: nn.Module, path: Path | None = None) -> None:
         ValueError: The file is damaged, belongs to another network, or has weights that are not finite.
     """
     path = path or run / MODEL
+    finite = _finite_values(model)
     try:
+        check_regular(path, TENSOR_FILE, inside=run)
+        TENSOR_FILE.check(path.stat().st_size, path, most=COPIES * weight_bytes(model) + BESIDE)
         model.load_state_dict(_known(load_file(path), model))
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -185,5 +203,5 @@ def load_model(run: Path, model: nn.Module, path: Path | None = None) -> None:
         ) from None
     except (RuntimeError, SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be loaded ({_reason(error)}); restore it or train again") from None
-    if not weights_are_finite(model):
+    if not finite <= _finite_values(model):  # statistics of norms included
         raise ValueError(f"{path} has weights that are not finite; train again")

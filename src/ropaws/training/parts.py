@@ -37,6 +37,7 @@ from ropaws.runs.embedding import embed_corpus, embedding_of
 from ropaws.runs.facts import DataFacts, digest_images, read_facts
 from ropaws.runs.layout import DATA
 from ropaws.runs.run import with_method_parts
+from ropaws.terminal import Terminal
 from ropaws.training.hardware import Precision, choose_device, choose_precision, half_type
 from ropaws.training.loop import finish, fit
 from ropaws.training.optim import LARS, build_optimizer, learning_rate
@@ -78,6 +79,7 @@ def prepare(
         tuple(corpus.train_names[i] for i in split.indices.tolist()) if corpus.train_names else (),
         len(images),
         images.shape[1] if own_features else 0,
+        digest_images(corpus.test_images),
     )
     precision = choose_precision(config.train.precision, device)
     return build(config, corpus, facts, device, precision, console, starts=True)
@@ -216,7 +218,7 @@ def fit_in_memory(config: RunConfig, corpus: Corpus, facts: DataFacts, device: s
     """Train without a run folder, for settings that are tried. Returns the model, in evaluation mode."""
     chosen = choose_device(device or config.train.device)
     precision = choose_precision(config.train.precision, chosen)
-    parts = build(config, corpus, facts, chosen, precision, Console(quiet=True), starts=True)
+    parts = build(config, corpus, facts, chosen, precision, Terminal(quiet=True), starts=True)
     stream, total = stream_of(config, parts), config.train.steps
     rate = learning_rate(config.optim, total)
     for _ in fit(

@@ -3,9 +3,11 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TextIO
 
+from ropaws.limits import JSON_FILE
 from ropaws.runs.atomic import write_text
+from ropaws.runs.opening import check_regular, read_regular
 
 TrackerName = Literal["tensorboard", "wandb"]
 
@@ -19,7 +21,7 @@ class MetricsFile:
     """metrics.jsonl: one line of numbers per step. Opened to append, for runs that are resumed."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = _open_to_append(path)
 
     def write(self, row: dict[str, float]) -> None:
         self._file.write(json.dumps(row) + "\n")
@@ -27,6 +29,15 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _open_to_append(path: Path) -> TextIO:
+    """A new file, or one of this run alone: neither a link, nor a pipe, nor shared with another folder."""
+    if path.exists() or path.is_symlink():
+        facts = check_regular(path, JSON_FILE, inside=path.parent)
+        if facts.st_nlink > 1:
+            write_text(path, read_regular(path, JSON_FILE).decode("utf-8", "replace"))  # a file of its own
+    return path.open("a", encoding="utf-8")
 
 
 class TensorBoard:
@@ -103,7 +114,8 @@ def open_trackers(
 def drop_metrics_from(path: Path, step: int) -> None:
     """Forget the lines of steps that a resumed run will take again, and a half-written last line."""
     if path.exists():
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        content = read_regular(path, JSON_FILE, inside=path.parent)
+        lines = content.decode("utf-8", errors="replace").splitlines()
         kept = [line for line in lines if _step_of(line) < step]
         text = "".join(f"{line}\n" for line in kept)
         write_text(path, text)

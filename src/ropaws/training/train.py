@@ -3,7 +3,7 @@
 import contextlib
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from ropaws.models import check_model
 from ropaws.runs.atomic import read_json, refuse_link, write_json
 from ropaws.runs.facts import (
     DataFacts,
+    check_parents,
     check_same_data,
     check_target,
     read_facts,
@@ -40,7 +41,9 @@ from ropaws.runs.facts import (
     write_unreadable,
 )
 from ropaws.runs.layout import CHECKPOINT, CONFIG, ENVIRONMENT, METRICS, UNREADABLE, WITHOUT_EFFECT
+from ropaws.runs.lock import locked
 from ropaws.runs.run import Run, read_run_config
+from ropaws.terminal import Terminal
 from ropaws.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -48,6 +51,7 @@ from ropaws.training.checkpoint import (
     save_checkpoint,
     save_model,
     save_snapshot,
+    weight_bytes,
     weights_are_finite,
 )
 from ropaws.training.hardware import (
@@ -132,6 +136,40 @@ def train_run(
     in_class (n,): which training images belong to a known class, if the caller knows; for the log alone.
     """
     run = Path(out)
+    with writing(run):
+        return _train_run(
+            run,
+            config,
+            budget,
+            choices,
+            console,
+            files=files,
+            corpus=corpus,
+            normalize=normalize,
+            in_class=in_class,
+        )
+
+
+@contextlib.contextmanager
+def writing(run: Path) -> Iterator[None]:
+    """Lock a run folder; of several processes of a run only the first one writes."""
+    check_parents(run)
+    with locked(run) if planned_place().rank == 0 else contextlib.nullcontext():
+        yield
+
+
+def _train_run(
+    run: Path,
+    config: RunConfig,
+    budget: float | None,
+    choices: Sequence[str],
+    console: Console | None,
+    *,
+    files: ImageFiles | None,
+    corpus: Corpus | None,
+    normalize: Normalization | None,
+    in_class: Tensor | None,
+) -> TrainedRun:
     check_target(run)
     check_repeatable(config)
     check_trackers(config.train.log)
@@ -200,6 +238,14 @@ def resume_run(
 ) -> TrainedRun:
     """As resume; corpus and in_class as for train_run."""
     run = Path(run)
+    read_run_config(run)  # before the folder is locked, which would create it
+    with writing(run):
+        return _resume_run(run, console, corpus, in_class)
+
+
+def _resume_run(
+    run: Path, console: Console | None, corpus: Corpus | None, in_class: Tensor | None
+) -> TrainedRun:
     config = read_run_config(run)
     facts = read_facts(run)
     device = choose_device(config.train.device, planned_place().local_rank)
@@ -208,7 +254,12 @@ def resume_run(
         corpus = corpus or _load_in_turn(config.data, console, at)
         check_same_data(run, facts, corpus)
         parts = build(config, corpus, facts, device, _read_precision(run), console)
-        checkpoint = load_checkpoint(run, device, lambda line: console.print(line, highlight=False))
+        checkpoint = load_checkpoint(
+            run,
+            device,
+            lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True),
+            weights=weight_bytes(parts.model),
+        )
         _check_same_run(run, config, facts, checkpoint)
         restore(checkpoint, parts.model, parts.optimizer, parts.scaler)
         if config.model.frozen:  # of the backbone as it was restored
@@ -221,7 +272,7 @@ def resume_run(
 
 def _read_precision(run: Path) -> Precision:
     """In which the run was started; another one would give other numbers."""
-    environment = read_json(run / ENVIRONMENT)
+    environment = read_json(run / ENVIRONMENT, inside=run)
     precision = environment.get("precision", "fp32") if isinstance(environment, dict) else None
     if precision not in ("fp32", "bf16", "fp16"):
         raise ValueError(f"{run / ENVIRONMENT} is damaged (precision {str(precision)[:40]!r}); restore it")
@@ -231,7 +282,7 @@ def _read_precision(run: Path) -> Precision:
 
 def _console(console: Console | None, at: Place) -> Console:
     """Only the first process speaks."""
-    return (console or Console(stderr=True)) if at.rank == 0 else Console(quiet=True)
+    return (console or Terminal(stderr=True)) if at.rank == 0 else Terminal(quiet=True)
 
 
 def _load_in_turn(data: DataConfig, console: Console, at: Place, files: ImageFiles | None = None) -> Corpus:

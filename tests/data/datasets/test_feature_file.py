@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from ropaws.data.datasets.feature_file import is_feature_file, read_feature_table, read_features
 from ropaws.data.features import Features
@@ -42,6 +43,28 @@ def test_names_views_and_test_rows(tmp_path):
     assert corpus.train_names == tuple("abcdef")
     index = corpus.train_labels.nonzero().squeeze(1)
     np.testing.assert_array_equal(corpus.train_images.views(index), views[index.numpy()])
+
+
+@pytest.mark.parametrize(
+    ("scale", "kind"),
+    [(1e30, "f4"), (1e-30, "f4"), (1e300, "f8"), (1e-300, "f8"), (1e-310, "f8"), (1, np.longdouble)],
+)
+def test_features_of_any_scale_keep_their_direction(tmp_path, scale, kind):
+    """One row of the usual size stays as it is."""
+    features, views = FEATURES * scale, np.stack([FEATURES, -FEATURES], axis=1) * scale
+    features[2] = FEATURES[2]
+    write(tmp_path / "f.npz", features=features.astype(kind), views=views.astype(kind))
+    found = read_features(tmp_path / "f.npz").train_images
+    kept = read_feature_table(tmp_path / "f.npz").features
+    usual = torch.from_numpy(FEATURES)
+    index = torch.arange(6)
+    for rows in (found[index], kept[index], found.views(index)[:, 0], -found.views(index)[:, 1]):
+        similarity = torch.nn.functional.cosine_similarity(rows.double(), usual)
+        torch.testing.assert_close(similarity, torch.ones(6, dtype=torch.float64), atol=1e-5, rtol=0)
+        lengths = rows.norm(dim=1)
+        assert lengths.min() > 1e-6
+        assert lengths.max() < 1e6
+    np.testing.assert_array_equal(found[index][2], FEATURES[2].astype(kind).astype(np.float32))
 
 
 @pytest.mark.parametrize(

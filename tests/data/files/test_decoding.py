@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ropaws.data.files import decoding
 from ropaws.data.files.decoding import UnreadableError, read_square, read_squares, to_rgb, walk_images
 
 RED = (200, 30, 30)
@@ -65,6 +66,22 @@ def test_sixteen_bits(tmp_path):
     assert to_rgb(Image.fromarray(np.full((4, 4), 77.0, np.float32))).getpixel((0, 0)) == (77, 77, 77)
 
 
+def test_floats_from_0_to_1_are_not_black(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoding, "STRIP", 32)  # two rows at a time
+    shades = np.linspace(0, 1, 256, dtype=np.float32).reshape(16, 16)
+    found = np.asarray(to_rgb(Image.fromarray(shades)))[:, :, 0]
+    np.testing.assert_array_equal(found.ravel(), np.arange(256))
+    Image.fromarray(np.full((20, 20), 0.5, np.float32)).save(tmp_path / "a.tif")
+    assert_color(read_square(tmp_path / "a.tif", 8), (128, 128, 128))
+    shades[3, 3] = 2.0  # of another range
+    assert np.asarray(to_rgb(Image.fromarray(shades))).max() == 2
+    for bad in (np.nan, np.inf):
+        shades[3, 3] = bad
+        Image.fromarray(shades).save(tmp_path / "bad.tif")
+        with pytest.raises(UnreadableError, match="not finite"):
+            read_square(tmp_path / "bad.tif", 8)
+
+
 def test_exif_rotation(tmp_path):
     """The camera says: turn by 90 degrees. Left of the file is then the top of the image."""
     pixels = np.zeros((40, 40, 3), np.uint8)
@@ -113,9 +130,11 @@ def test_a_truncated_file_is_unreadable(tmp_path):
 
 def test_a_decompression_bomb_is_not_decoded(tmp_path, monkeypatch):
     image(size=(300, 300)).save(tmp_path / "a.png")
-    monkeypatch.setattr("ropaws.data.files.decoding.MOST_PIXELS", 1000)
-    with pytest.raises(UnreadableError, match="300 x 300 pixels"):
+    monkeypatch.setenv("ROPAWS_MOST_PIXELS", "1000")
+    with pytest.raises(UnreadableError, match=r"300 x 300 has 90,000 pixels, .* set ROPAWS_MOST_PIXELS"):
         read_square(tmp_path / "a.png", 8)
+    monkeypatch.setenv("ROPAWS_MOST_PIXELS", "90000")
+    assert read_square(tmp_path / "a.png", 8).shape == (8, 8, 3)
 
 
 def test_workers_give_the_same_in_order(tmp_path):

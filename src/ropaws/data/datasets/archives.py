@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from ropaws.data.corpus import UNKNOWN, Corpus
+from ropaws.limits import DATASET_FILE
+from ropaws.runs.opening import check_regular, open_regular, read_regular
 
 CIFAR10_CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -20,6 +22,7 @@ FASHION_CLASSES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
 
+MOST_IDX = 1 << 28  # bytes of an unpacked file; MNIST's and Fashion-MNIST's have a fifth of that
 Batch = tuple[NDArray[np.uint8], NDArray[np.int64]]  # images (n, channels, h, w), labels (n,)
 
 
@@ -118,8 +121,10 @@ def _read_pickle(path: Path) -> dict[str, Any]:
     try:
         content = _ArraysOnly(io.BytesIO(_read_bytes(path)), encoding="bytes").load()
         return {_text(key): value for key, value in content.items()}
-    except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(f"{path} is damaged ({error}); unpack it again") from None
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # pickle raises nearly anything on damaged files
+        raise ValueError(f"{path} is damaged ({error!s:.200}); unpack it again") from None
 
 
 def _text(value: bytes | str) -> str:
@@ -137,8 +142,9 @@ def _cifar_batch(path: Path, labels: str) -> Batch:
 def _svhn(path: Path) -> Batch:
     import scipy.io  # slow to load, and only SVHN needs it
 
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"no {path}; download it again")
+    check_regular(path, DATASET_FILE)
     try:
         content = scipy.io.loadmat(path, variable_names=["X", "y"])
         images = content["X"].transpose(3, 2, 0, 1)  # (32, 32, 3, n)
@@ -165,18 +171,23 @@ def _stl_labels(path: Path) -> NDArray[np.int64]:
 def _read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """MNIST's format: magic number 0, 0, 8, dimensions; then their lengths; then bytes."""
     try:
-        content = gzip.decompress(_read_bytes(path))
+        with open_regular(path, DATASET_FILE) as packed, gzip.open(packed) as file:
+            content = file.read(MOST_IDX + 1)
+        if len(content) > MOST_IDX:
+            raise ValueError(f"it unpacks to more than {MOST_IDX:,} bytes")
         head = 4 + 4 * dimensions
         if content[:4] != bytes((0, 0, 8, dimensions)):
             raise ValueError("wrong magic number")
         lengths = np.frombuffer(content[4:head], ">u4").astype(int)
         return np.frombuffer(content[head:], np.uint8).reshape(lengths).copy()
-    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except FileNotFoundError:
+        raise FileNotFoundError(f"incomplete: no {path}; unpack it again") from None
+    except (ValueError, EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error}); download it again") from None
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, DATASET_FILE)
     except FileNotFoundError:
         raise FileNotFoundError(f"incomplete: no {path}; unpack it again") from None

@@ -1,5 +1,7 @@
 """Features that a person brings, of any modality, in one .npz file."""
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ropaws.data.corpus import UNKNOWN, Corpus
-from ropaws.data.features import FeatureRows
-from ropaws.data.files.rows import class_names, label_name, load_arrays
+from ropaws.data.features import FeatureRows, moderate_rows
+from ropaws.data.files.rows import check_row_count, class_names, label_name, load_arrays
+from ropaws.runs.opening import open_regular
 
 FEATURES, VIEWS, LABELS, NAMES = "features", "views", "labels", "names"
 TEST_FEATURES, TEST_LABELS = "test_features", "test_labels"
@@ -32,6 +36,7 @@ def read_features(path: Path) -> Corpus:
     features = arrays[FEATURES]
     check_feature_array(features, f"{path}: {FEATURES}")
     count, dims = features.shape
+    check_row_count(count, path)
     labels = _labels(arrays, LABELS, count, path)
     names = tuple(sorted({label for label in labels if label is not None}, key=_by_number))
     if len(names) < 2:
@@ -43,9 +48,9 @@ def read_features(path: Path) -> Corpus:
     number = {name: index for index, name in enumerate(names)}
     return Corpus(
         names,
-        FeatureRows(_tensor(features), _views(arrays, features.shape, path)),
+        FeatureRows(feature_rows(features).center, _views(arrays, features.shape, path)),
         torch.tensor([number.get(label or "", UNKNOWN) for label in labels], dtype=torch.long),
-        FeatureRows(_tensor(tests)),
+        feature_rows(tests),
         torch.tensor([number.get(label or "", UNKNOWN) for label in truth], dtype=torch.long),
         _row_names(arrays, count, path),
     )
@@ -68,20 +73,31 @@ def read_feature_table(path: Path) -> FeatureTable:
     Raises:
         ValueError: There is no such array, it has another shape, or is not finite.
     """
-    if path.suffix.lower() == ".npy":
-        try:
-            features: NDArray[Any] = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"{path} is not a readable .npy file ({error}); write it again") from None
-        arrays: dict[str, NDArray[Any]] = {FEATURES: features}
-    else:
-        arrays = load_arrays(path)
+    is_npy = path.suffix.lower() == ".npy"
+    arrays = {FEATURES: _read_npy(path)} if is_npy else load_arrays(path)
     if FEATURES not in arrays:
         raise ValueError(f"{path} has no array {FEATURES!r}; it has {', '.join(arrays) or 'nothing'}")
     check_feature_array(arrays[FEATURES], f"{path}: {FEATURES}")
     count = len(arrays[FEATURES])
+    check_row_count(count, path)
     names = _row_names(arrays, count, path) or tuple(f"{path}#{row}" for row in range(count))
-    return FeatureTable(FeatureRows(_tensor(arrays[FEATURES])), names)
+    return FeatureTable(feature_rows(arrays[FEATURES]), names)
+
+
+def _read_npy(path: Path) -> NDArray[Any]:
+    with open_regular(path, None) as file:
+        length = os.fstat(file.fileno()).st_size
+        try:
+            version = npy.read_magic(file)
+            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, _, dtype = read_header(file)
+            if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > length:
+                raise ValueError(f"shape {shape} of {dtype} needs more than its {length:,} bytes")
+            file.seek(0)
+            array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
+        except Exception as error:  # NumPy raises nearly anything on damaged headers
+            raise ValueError(f"{path} is not a readable .npy file ({error!s:.200}); write it again") from None
+    return array
 
 
 def is_feature_file(path: Path) -> bool:
@@ -104,8 +120,14 @@ def check_feature_array(array: NDArray[Any], name: str, dims: int | None = None)
         )
 
 
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array, np.float32))
+def feature_rows(array: NDArray[Any]) -> FeatureRows:
+    """Rows in float32; those that it cannot hold are scaled."""
+    return FeatureRows(_moderate(array).float())
+
+
+def _moderate(array: NDArray[Any]) -> torch.Tensor:
+    kind = array.dtype if array.itemsize <= 8 else np.float64  # torch knows no longer floats
+    return moderate_rows(torch.from_numpy(np.ascontiguousarray(array, kind)))
 
 
 def _views(arrays: dict[str, NDArray[Any]], shape: Sequence[int], path: Path) -> torch.Tensor | None:
@@ -118,7 +140,7 @@ def _views(arrays: dict[str, NDArray[Any]], shape: Sequence[int], path: Path) ->
             f" {views.dtype} {views.shape}"
         )
     check_feature_array(views.reshape(count, -1), f"{path}: {VIEWS}")
-    return torch.from_numpy(np.ascontiguousarray(views))
+    return _moderate(views)
 
 
 def _labels(arrays: dict[str, NDArray[Any]], name: str, count: int, path: Path) -> list[str | None]:

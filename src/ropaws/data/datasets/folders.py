@@ -5,6 +5,8 @@ from pathlib import Path
 from ropaws.data.files.decoding import is_image_file, walk_images
 from ropaws.data.files.listing import Listing, merge
 from ropaws.data.files.reading import ImageFiles
+from ropaws.limits import TABLE_FILE
+from ropaws.runs.opening import read_regular
 
 
 def list_tiny_imagenet(root: Path) -> ImageFiles:
@@ -94,6 +96,6 @@ def _by_class(folder: Path, names: list[str]) -> Listing:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line for line in read_regular(path, TABLE_FILE).decode("utf-8").splitlines() if line.strip()]
     except FileNotFoundError:
         raise FileNotFoundError(f"incomplete: no {path}; unpack it again") from None

@@ -31,7 +31,7 @@ def read_npz(path: Path) -> Corpus:
     test_labels = _to_labels(
         arrays.get("test_labels", np.zeros(0, np.int64)), len(test_images), f"{path}: test_labels"
     )
-    classes = 1 + int(max([UNKNOWN, *train_labels.tolist(), *test_labels.tolist()]))
+    classes = 1 + max(int(part.max()) if len(part) else UNKNOWN for part in (train_labels, test_labels))
     if classes > MOST_CLASSES:
         raise ValueError(f"{path}: labels must be below {MOST_CLASSES:,}, got {classes - 1:,}")
     names = class_names(arrays, path)

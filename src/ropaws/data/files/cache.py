@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ropaws.limits import IMAGE_FILE
+from ropaws.runs.opening import read_regular
+
 DECODER = 1  # part of every key: raise it when read_square gives other pixels
 SHARDS = 64  # folders; each has its share of the limit and is counted on its own
 RECOUNT = 32  # times that a shard is asked for room before it is counted again: others write to it too
@@ -35,9 +38,9 @@ class SquareCache:
     def get(self, path: Path, size: int) -> NDArray[np.uint8] | None:
         place = self._place(path, size)
         try:
-            content = place.read_bytes()
+            content = read_regular(place, IMAGE_FILE)
             os.utime(place)  # used just now
-        except OSError:
+        except (OSError, ValueError):
             return None
         pixels, checksum = content[:-4], content[-4:]
         if len(pixels) != size * size * 3 or checksum != _checksum(pixels):

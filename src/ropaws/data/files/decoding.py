@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from ropaws.data.files.cache import SquareCache
-from ropaws.data.files.rows import ArrayRow, DatasetRow
+from ropaws.data.files.rows import ArrayRow
+from ropaws.data.files.saved_datasets import DatasetRow
 from ropaws.data.files.worker_pool import map_in_workers
+from ropaws.limits import IMAGE_FILE, PIXELS
+from ropaws.runs.opening import check_regular, open_regular
 
 ImageRef = Path | ArrayRow | DatasetRow
 
 EXTENSIONS = frozenset((".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"))
-# An image of more pixels than this is taken for a decompression bomb and not decoded.
-MOST_PIXELS = 200_000_000
+DRAFTED = 3  # times as many pixels as others may an image have that is decoded at a smaller size
+STRIP = 1 << 22  # pixels that are converted at a time
 CHUNK = 32  # images a worker takes at a time
 
 P = TypeVar("P")
@@ -47,9 +50,7 @@ def _decode(image: ImageRef, size: int) -> NDArray[np.uint8]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts
-            with open_image(image) as opened:
-                # A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 that still covers the target.
-                opened.draft("RGB", (size, size))
+            with open_image(image, size) as opened:
                 return np.asarray(square_of(opened, size))
     except UnreadableError:
         raise
@@ -57,12 +58,25 @@ def _decode(image: ImageRef, size: int) -> NDArray[np.uint8]:
         raise UnreadableError(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
 
 
-def open_image(image: ImageRef) -> Image.Image:
-    """Opened, not decoded yet; nothing of an absurd size."""
-    opened = Image.open(image) if isinstance(image, Path) else image.open()
-    if opened.width * opened.height > MOST_PIXELS:
+def open_image(image: ImageRef, size: int | None = None) -> Image.Image:
+    """Opened, not decoded yet; nothing of an absurd size.
+
+    size: pixels per side that are wanted, where less than the whole image will do.
+    """
+    if isinstance(image, Path):
+        check_regular(image, IMAGE_FILE)
+    opened: Image.Image = Image.open(image) if isinstance(image, Path) else image.open()
+    try:
+        what, pixels = f"an image of {opened.width} x {opened.height}", opened.width * opened.height
+        most = PIXELS.value
+        if size is not None and opened.draft("RGB", (size, size)) is not None:
+            # A JPEG, which is decoded at the smallest of 1, 1/2, 1/4, 1/8 that still covers the target.
+            PIXELS.check(opened.width * opened.height, f"{what}, decoded,")
+            most *= DRAFTED
+        PIXELS.check(pixels, what, most=most)
+    except BaseException:
         opened.close()
-        raise UnreadableError(f"{opened.width} x {opened.height} pixels are more than {MOST_PIXELS:,}")
+        raise
     return opened
 
 
@@ -71,24 +85,47 @@ def square_of(image: Image.Image, size: int) -> Image.Image:
     # Asked first: Pillow copies the image even where there is nothing to turn.
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         image = ImageOps.exif_transpose(image)
-    image = to_rgb(image)
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    square = image.crop((left, top, left + side, top + side))
+    square = to_rgb(image, (left, top, left + side, top + side))
     return square.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode as RGB: 16 bits are scaled to 8, transparency shows white, palettes are looked up."""
+def to_rgb(image: Image.Image, box: tuple[int, int, int, int] | None = None) -> Image.Image:
+    """Any mode as RGB: 16 bits are scaled to 8, transparency shows white, palettes are looked up.
+
+    box: the part that is wanted, left, top, right and bottom.
+    """
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image, dtype=np.float64)
-        # 16-bit files come as I;16 or as I, whose range is that of the file.
-        scale = 257 if image.mode != "F" and values.max(initial=0) > 255 else 1
-        image = Image.fromarray((values / scale).clip(0, 255).round().astype(np.uint8))
+        scale = _to_eight_bits(image)
+        image = image if box is None else image.crop(box)
+        parts = [(values * scale).clip(0, 255).round().astype(np.uint8) for values in _strips(image)]
+        image = Image.fromarray(np.concatenate(parts))
+    elif box is not None:
+        image = image.crop(box)
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         layer = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer)
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_eight_bits(image: Image.Image) -> float:
+    """What the values of a gray image of 16 bits or of floats are multiplied by to be 0 to 255."""
+    ends = np.array([(values.min(), values.max()) for values in _strips(image)])
+    lowest, highest = ends.min(), ends.max()  # NaN if any value is
+    if image.mode == "F":
+        if not np.isfinite(lowest + highest):
+            raise ValueError("its values are not finite")
+        return 255 if lowest >= 0 and highest <= 1 else 1
+    return 1 / 257 if highest > 255 else 1  # 16-bit files come as I;16 or as I, whose range is the file's
+
+
+def _strips(image: Image.Image) -> Iterator[NDArray[np.float64]]:
+    """The values of an image, some rows at a time: as a whole they would take eight bytes a pixel."""
+    rows = max(1, STRIP // max(1, image.width))
+    for top in range(0, image.height, rows):
+        strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+        yield np.asarray(strip, dtype=np.float64)
 
 
 KEY_BYTES = 16  # of content_key
@@ -99,7 +136,7 @@ def content_key(image: ImageRef) -> bytes:
     state = hashlib.blake2b(digest_size=KEY_BYTES, person=b"file" if isinstance(image, Path) else b"pixels")
     try:
         if isinstance(image, Path):
-            with image.open("rb") as file:
+            with open_regular(image, IMAGE_FILE) as file:
                 while part := file.read(1 << 20):
                     state.update(part)
             return state.digest()

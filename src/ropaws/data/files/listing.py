@@ -1,15 +1,19 @@
 """Which images there are, and what is known of them: folders, tables, arrays, saved datasets."""
 
-import csv
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ropaws.data.files.csv_cells import read_csv
 from ropaws.data.files.decoding import ImageRef, is_image_file, walk_images
-from ropaws.data.files.rows import is_dataset, list_arrays, list_dataset
+from ropaws.data.files.rows import list_arrays
+from ropaws.data.files.saved_datasets import is_dataset, list_dataset
+from ropaws.limits import PARSED, TABLE_FILE
+from ropaws.runs.opening import ROW, check_regular, check_rows, read_regular
 
 TABLES = (".csv", ".parquet")
+PARQUET_ROWS = 256  # that are read at a time
 
 
 class Listing(NamedTuple):
@@ -113,10 +117,17 @@ def _check_spelling(labels: Iterable[str], source: Path) -> None:
 
 def read_table(path: Path, *, needs_label: bool = True) -> Listing:
     """Rows of path and label. Paths are relative to the table's folder; an empty label is none."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no table at {path}")
-    rows = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    try:
+        check_regular(path, TABLE_FILE)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no table at {path}") from None
+    rows: Iterable[Mapping[str, object]]
     wanted = ("path", "label") if needs_label else ("path",)
+    if path.suffix.lower() == ".csv":
+        check_rows(read_regular(path, TABLE_FILE), path)
+        rows = read_csv(path)
+    else:
+        rows = _read_parquet(path, wanted)
     paths: list[Path] = []
     labels: list[str | None] = []
     for row in rows:
@@ -135,15 +146,21 @@ def read_table(path: Path, *, needs_label: bool = True) -> Listing:
     return Listing(tuple(paths), tuple(labels))
 
 
-def _read_csv(path: Path) -> list[Mapping[str, object]]:
-    # Names that are not UTF-8 must come through as they are on disk.
-    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-        return list(csv.DictReader(file))
-
-
-def _read_parquet(path: Path) -> list[Mapping[str, object]]:
+def _read_parquet(path: Path, wanted: Sequence[str]) -> Iterable[Mapping[str, object]]:
+    """A few rows at a time: a small file can stand for many gigabytes."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f"{path}: parquet tables need pyarrow; pip install 'ropaws[parquet]'") from None
-    return list(pyarrow.parquet.read_table(path).to_pylist())
+    count = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = [name for name in ("path", "label") if name in file.schema_arrow.names]
+            if not set(wanted) <= set(columns):
+                columns = file.schema_arrow.names  # for the error, which names them
+            for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
+                count += batch.nbytes + ROW * len(batch)
+                PARSED.check(count, f"{path}, once read,")
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a readable table ({error!s:.200}); write it again") from None

@@ -1,8 +1,9 @@
-"""Images that are not files of their own: rows of an array in an .npz, rows of a saved dataset."""
+"""Images that are not files of their own: rows of an array in an .npz."""
 
 import functools
 import io
 import math
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +14,13 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
 
+from ropaws.limits import ARRAYS, PARSED
+from ropaws.runs.opening import check_regular
+
 IMAGE_ARRAYS, LABEL_ARRAYS = ("images", "train_images"), ("labels", "train_labels")
 MOST_CLASSES = 100_000
+UNPACKED = 10  # times its size that a large file may have in memory
+ROW_BYTES = 250  # that Python takes for the name and label of a row
 HEADER = 1 << 14  # bytes in which the header of an .npy array must end; NumPy reads 10,000 at most
 # Bytes that one byte of an archive can stand for; NumPy writes no other kinds of compression.
 EXPANSION = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
@@ -35,25 +41,10 @@ class ArrayRow(NamedTuple):
         return Image.fromarray(image[:, :, 0] if image.ndim == 3 and image.shape[2] == 1 else image)
 
 
-class DatasetRow(NamedTuple):
-    """One image of a Hugging Face dataset that was saved to disk."""
-
-    folder: Path
-    column: str
-    row: int
-
-    def __str__(self) -> str:
-        return f"{self.folder}#{self.row}"
-
-    def open(self) -> Image.Image:
-        value = load_dataset(self.folder)[self.row][self.column]
-        return value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value, np.uint8))
-
-
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """All arrays of an .npz file; kept while it does not change, as rows are asked for one by one."""
     try:
-        facts = path.stat()
+        facts = check_regular(path, None)
     except FileNotFoundError:
         raise FileNotFoundError(f"no data file at {path}") from None
     return _load_arrays(path, facts.st_mtime_ns, facts.st_size)
@@ -66,6 +57,8 @@ def _load_arrays(path: Path, _changed: int, length: int) -> dict[str, NDArray[An
             members = archive.infolist()
             if sum(member.compress_size for member in members) > length:
                 raise ValueError("its arrays are larger than the file")
+            unpacked = sum(_most_bytes(member) for member in members)
+            ARRAYS.check(unpacked, "it", most=max(ARRAYS.value, UNPACKED * length))
             return {member.filename.removesuffix(".npy"): _read_array(archive, member) for member in members}
     except (ValueError, NotImplementedError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a readable .npz file ({error}); write it again") from None
@@ -79,11 +72,20 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
             _check_size(io.BytesIO(stream.read(HEADER)), member)
         with archive.open(member) as stream:
             array: NDArray[Any] = npy.read_array(stream, allow_pickle=False)
-            return array
+        if array.dtype.kind == "U" and array.nbytes:
+            letters = np.ascontiguousarray(array).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
+            if int(letters.max()) > sys.maxunicode:  # Python would fail on it when it becomes a text
+                raise ValueError("its texts are damaged")
+        return array
     except MemoryError:
         raise ValueError(f"array {name!r} does not fit into memory") from None
     except Exception as error:  # zipfile and NumPy raise nearly anything on damaged members
         raise ValueError(f"array {name!r}: {error!s:.200}") from None
+
+
+def _most_bytes(member: zipfile.ZipInfo) -> int:
+    """That a member can hold, whatever the directory of the archive says."""
+    return min(member.file_size, EXPANSION.get(member.compress_type, 0) * member.compress_size)
 
 
 def _check_size(start: io.BytesIO, member: zipfile.ZipInfo) -> None:
@@ -100,7 +102,7 @@ def _check_size(start: io.BytesIO, member: zipfile.ZipInfo) -> None:
     if dtype.hasobject:
         raise ValueError("holds Python objects, which are never loaded")
     claimed = math.prod(shape) * dtype.itemsize
-    held = min(member.file_size, EXPANSION[member.compress_type] * member.compress_size) - start.tell()
+    held = _most_bytes(member) - start.tell()
     if min(shape, default=0) < 0 or claimed > held:
         raise ValueError(f"shape {shape} of {dtype} needs {claimed:,} bytes, but the file holds {held:,}")
 
@@ -126,6 +128,7 @@ def list_arrays(path: Path) -> tuple[list[ArrayRow], list[str | None]]:
         raise ValueError(f"{path} has no array 'images'; it has {', '.join(arrays) or 'nothing'}")
     check_images(arrays[images], f"{path}: {images}")
     count = len(arrays[images])
+    check_row_count(count, path)
     rows = [ArrayRow(path, images, index) for index in range(count)]
     labels = next((arrays[name] for name in LABEL_ARRAYS if name in arrays), None)
     if labels is None:
@@ -134,6 +137,11 @@ def list_arrays(path: Path) -> tuple[list[ArrayRow], list[str | None]]:
         raise ValueError(f"{path}: labels must be one for each of {count} images, got {labels.shape}")
     names = class_names(arrays, path)
     return rows, [label_name(value, names, path) for value in labels.tolist()]
+
+
+def check_row_count(count: int, path: Path) -> None:
+    """Before there is a Python object for each row."""
+    PARSED.check(ROW_BYTES * count, f"{path}: {count:,} rows: their list")
 
 
 def check_images(array: NDArray[Any], name: str) -> None:
@@ -161,38 +169,3 @@ def label_name(value: object, names: list[str] | None, place: Path) -> str | Non
     if value >= len(names):
         raise ValueError(f"{place}: label {value}, but there are only {len(names)} class names")
     return names[value]
-
-
-def is_dataset(folder: Path) -> bool:
-    """Was this folder written by save_to_disk of Hugging Face datasets?"""
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
-
-
-@functools.lru_cache(maxsize=8)
-def load_dataset(folder: Path) -> Any:
-    if not (folder / "state.json").is_file():
-        splits = ", ".join(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-        raise ValueError(f"{folder} holds several splits; name one of them: {folder}/... ({splits})")
-    try:
-        import datasets
-    except ImportError:
-        raise ValueError(f"{folder}: saved datasets need pip install 'ropaws[huggingface]'") from None
-    return datasets.load_from_disk(str(folder))
-
-
-def list_dataset(folder: Path) -> tuple[list[DatasetRow], list[str | None]]:
-    """Rows of a saved dataset; the image column and the label column are found by their types."""
-    folder = folder.absolute()
-    dataset = load_dataset(folder)
-    kinds = {name: type(feature).__name__ for name, feature in dataset.features.items()}
-    image = next((name for name, kind in kinds.items() if kind == "Image"), None)
-    if image is None:
-        raise ValueError(f"{folder} has no column of images; it has {', '.join(kinds) or 'none'}")
-    rows = [DatasetRow(folder, image, index) for index in range(len(dataset))]
-    label = next(
-        (n for n, kind in kinds.items() if kind == "ClassLabel"), "label" if "label" in kinds else None
-    )
-    if label is None:
-        return rows, [None] * len(rows)
-    names = list(dataset.features[label].names) if kinds[label] == "ClassLabel" else None
-    return rows, [label_name(value, names, folder) for value in dataset[label]]
