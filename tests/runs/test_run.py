@@ -132,7 +132,7 @@ def test_outputs_of_any_images(folder):
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("backbone.norm.running_var", lambda v: v * math.nan, "gives values that are not finite"),
+        ("backbone.norm.running_var", lambda v: v * math.nan, "has weights that are not finite"),
         ("backbone.norm.weight", lambda v: v * math.nan, "has weights that are not finite"),
         ("backbone.norm.weight", torch.Tensor.half, r"is torch.float16 and must be torch.float32"),
         ("backbone.norm.weight", lambda v: v[1:].clone(), "size mismatch for backbone.norm.weight"),

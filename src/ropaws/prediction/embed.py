@@ -37,6 +37,7 @@ from ropaws.models.timm_backbone import TIMM, timm_weights
 from ropaws.prediction.predict import Unreadable
 from ropaws.runs.atomic import replacing, write_json
 from ropaws.runs.embedding import Embedding, embed_images
+from ropaws.runs.lock import locked_file
 from ropaws.terminal import Terminal
 from ropaws.training.hardware import choose_device, choose_precision, half_type
 from ropaws.training.progress import watch_files
@@ -93,13 +94,14 @@ class Embedded:
                 f"--out: {path} takes {needed / 2**30:.1f} GB, but the disk has {free / 2**30:.1f} GB left;"
                 " choose another place, or fewer --views"
             )
-        with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-            _write(archive, "facts", np.array(json.dumps(self.facts)))
-            self._write_to(archive)
-            if test is not None:
-                test._write_to(archive, "test_")
         unreadable = [*self.unreadable, *(test.unreadable if test is not None else ())]
-        write_json(path.with_name(f"{path.name}.json"), {**self.facts, "unreadable": unreadable})
+        with locked_file(path):  # two writers would mix the features of one with the facts of the other
+            with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+                _write(archive, "facts", np.array(json.dumps(self.facts)))
+                self._write_to(archive)
+                if test is not None:
+                    test._write_to(archive, "test_")
+            write_json(path.with_name(f"{path.name}.json"), {**self.facts, "unreadable": unreadable})
 
     def _write_to(self, archive: zipfile.ZipFile, prefix: str = "") -> None:
         count, dims = len(self), self.rows.shape[1]

@@ -3,7 +3,7 @@
 import importlib
 import json
 from pathlib import Path
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, Protocol
 
 from ropaws.limits import JSON_FILE
 from ropaws.runs.atomic import write_text
@@ -21,7 +21,9 @@ class MetricsFile:
     """metrics.jsonl: one line of numbers per step. Opened to append, for runs that are resumed."""
 
     def __init__(self, path: Path) -> None:
-        self._file = _open_to_append(path)
+        if path.exists() or path.is_symlink():
+            check_regular(path, JSON_FILE, inside=path.parent)  # a pipe would let the training wait
+        self._file = path.open("a", encoding="utf-8")
 
     def write(self, row: dict[str, float]) -> None:
         self._file.write(json.dumps(row) + "\n")
@@ -29,15 +31,6 @@ class MetricsFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _open_to_append(path: Path) -> TextIO:
-    """A new file, or one of this run alone: neither a link, nor a pipe, nor shared with another folder."""
-    if path.exists() or path.is_symlink():
-        facts = check_regular(path, JSON_FILE, inside=path.parent)
-        if facts.st_nlink > 1:
-            write_text(path, read_regular(path, JSON_FILE).decode("utf-8", "replace"))  # a file of its own
-    return path.open("a", encoding="utf-8")
 
 
 class TensorBoard:

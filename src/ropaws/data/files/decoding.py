@@ -140,7 +140,7 @@ def content_key(image: ImageRef) -> bytes:
                 while part := file.read(1 << 20):
                     state.update(part)
             return state.digest()
-        with image.open() as opened:
+        with open_image(image) as opened:
             state.update(f"{opened.mode} {opened.size}".encode() + opened.tobytes())
             return state.digest()
     except Exception:  # a file that is gone, a damaged row: it is listed when its pixels are read
