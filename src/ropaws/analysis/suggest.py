@@ -117,7 +117,6 @@ def find_suggestions(
         classes=labeled.classes,
         count=count,
         in_class=in_class,
-        probs=probs,
         strategy=strategy,
     )
     clusters = suggestions.new_classes(features, labels, in_class, most=new)

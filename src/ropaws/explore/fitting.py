@@ -106,9 +106,8 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
     in_class = in_class_probability(points, answered.labels, classes=classes)
     report("choosing what to label next", 0.85)
     count = max(SUGGESTED, classes)
-    suggestions = suggest(
-        points, answered.labels, classes=classes, count=count, in_class=in_class, probs=probs
-    )
+    # Margins are those of logistic regression, as measured: the head is too sure of itself to show doubt.
+    suggestions = suggest(points, answered.labels, classes=classes, count=count, in_class=in_class)
     clusters = new_classes(points, answered.labels, in_class, most=NEW_CLASSES)
     report("looking for label errors", 0.95)
     return Fitted(
