@@ -43,7 +43,8 @@ def measured(images: int) -> dict[str, float]:
         seconds[name] = round(time.perf_counter() - began, 1)
         return result
 
-    timed("first suggestions", lambda: fitting.cold_start(points, torch.full((images,), UNLABELED)))
+    nothing = answered._replace(labels=torch.full((images,), UNLABELED), classes=())
+    timed("first suggestions", lambda: fitting.cold_start(points, nothing))
     fitted = timed("refit", lambda: fitting.fit_round(points, answered, lambda *_: None))
     timed("accuracy estimate", lambda: fitting.estimate(points, answered, fitted, lambda *_: None))
     timed("map", lambda: layout.full_map(points))
@@ -61,7 +62,8 @@ def generated(images: int) -> tuple[torch.Tensor, Answered]:
         labels[(kinds == kind).nonzero().squeeze(1)[:LABELS]] = kind
         labels[(kinds == kind + CLASSES).nonzero().squeeze(1)[:LABELS]] = OUT_OF_CLASS
     points = torch.nn.functional.normalize(points - points.mean(dim=0), dim=1)
-    return points, Answered(labels, tuple(range(CLASSES)), torch.zeros(images, dtype=torch.bool))
+    none = torch.zeros(images, dtype=torch.bool)
+    return points, Answered(labels, tuple(range(CLASSES)), none, none)
 
 
 if __name__ == "__main__":

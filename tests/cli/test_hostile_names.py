@@ -57,6 +57,7 @@ def test_no_command_lets_a_name_reach_the_terminal_raw(trained, capfd, monkeypat
         shown(capfd, "train", *sources, "--out", run, *short),
         shown(capfd, "evaluate", run),
         shown(capfd, "report", run),
+        shown(capfd, "suggest", run),
         shown(capfd, "predict", run, pool, "--out", made / f"l{ODD}.csv", "--copy-to", made / f"s{ODD}"),
         shown(capfd, "train", *sources, "--out", run, *short, code=2),  # is there already
         shown(capfd, "evaluate", made / f"none{ODD}", code=2),

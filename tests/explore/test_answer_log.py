@@ -194,7 +194,7 @@ def test_a_damaged_line_costs_itself_alone(tmp_path, line):
     (tmp_path / "log").write_text("\n".join(lines) + "\n", encoding="latin-1")
     log = AnswerLog(tmp_path / "log")
     assert log.answers.labels == {"b.png": 0}
-    assert "line 3 is damaged" in log.notices[0]
+    assert "damaged and left out: line 3" in log.notices[0]
 
 
 ACTIONS = st.one_of(

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from ropaws.explore.server import bind
 from ropaws.training import feature_head
 from tests.explore.pools import COUNT, label_some, make_pool, truth
-from tests.explore.serving import Client, served
+from tests.explore.serving import TOKEN, Client, served
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +218,34 @@ def test_without_a_port_the_next_free_one_is_taken(monkeypatch):
     assert second.getsockname()[0] == "127.0.0.1"  # of this machine alone
     first.close()
     second.close()
+
+
+def test_a_name_that_is_not_utf8_does_not_break_the_page(tmp_path):
+    pool = make_pool(tmp_path / "pool", 8, labels={0: "caf\udce9"})
+    with served(pool, tmp_path / "out") as (client, _):
+        assert client.state()["classes"][0]["name"] == "caf\udce9"
+
+
+def test_cookies_of_other_programs_do_not_lock_the_person_out(server):
+    client, _ = server
+    own = f"ropaws-{client.port}={TOKEN}"
+    for other in ('prefs={"a": 1}', "sess=a b", "foo", "x=\xe9"):
+        assert client.get("/api/state", headers={"Cookie": f"{other}; {own}".encode("latin-1")}).status == 200
+
+
+def test_the_size_of_an_image_is_that_of_the_file(tmp_path):
+    pool = make_pool(tmp_path / "pool", 4)
+    path = tmp_path / "pool/image-001.png"
+    exif = Image.Exif()
+    exif[274] = 6  # lies on its side
+    Image.new("RGB", (6000, 4000)).save(path, "JPEG", exif=exif)
+    with served(pool, tmp_path / "out") as (client, _):
+        found = client.get("/api/images/1").json
+    assert (found["width"], found["height"]) == (4000, 6000)
+
+
+def test_an_unknown_image_for_a_new_class_is_refused(server):
+    client, session = server
+    before = session.log.revision
+    assert client.post("/api/classes", {"action": "add", "name": "x", "ids": [9999]}).status == 409
+    assert session.log.revision == before

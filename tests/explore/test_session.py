@@ -306,7 +306,8 @@ def test_the_estimate_never_learns_from_what_it_judges(monkeypatch):
     random = torch.Generator().manual_seed(0)
     labels = torch.full((COUNT,), UNLABELED)
     labels[:60] = torch.randint(0, 3, (60,), generator=random)
-    answered = fitting.Answered(labels, (0, 1, 2), torch.zeros(COUNT, dtype=torch.bool))
+    none = torch.zeros(COUNT, dtype=torch.bool)
+    answered = fitting.Answered(labels, (0, 1, 2), none, none)
     points = torch.randn(COUNT, 12, generator=random)
     seen = []
 
@@ -346,7 +347,7 @@ def test_filters_of_the_grid(session):
     assert high == set(np.flatnonzero(session.confidence >= 0.9).tolist())
     assert set(found(in_domain=(0.0, 0.2))) == set(np.flatnonzero(session.fitted.in_class <= 0.2).tolist())
     assert found(text="MAGE-01") == list(range(10, 20))
-    assert found(ids=(5, 3, 9999), text="3") == [3]
+    assert found(ids=(5, 3, 9999), text="e-003") == [3]
     assert found(sort="number", descending=True)[0] == COUNT - 1
     values = session.confidence[found(sort="confidence")]
     assert (np.diff(values) >= 0).all()
@@ -422,3 +423,136 @@ def test_points_of_the_fixture_are_apart():
     same = torch.from_numpy(truth()[:, None] == truth()[None])
     cosines = points @ points.T
     assert float(cosines[same].min()) > float(cosines[~same].median())
+
+
+# What a review found
+
+
+def test_nothing_is_exported_as_a_class_before_the_first_round(session):
+    from ropaws.explore.outputs import Shown
+
+    session.add_class("circle", [0], tab="tab")
+    session.add_class("square", [1], tab="tab")
+    labels = [prediction.label for _, prediction in Shown(session).predictions()]
+    assert labels == ["circle", "square", *[""] * (COUNT - 2)]
+
+
+def test_read_only_shows_the_labels_that_images_came_with(tmp_path):
+    pool = make_pool(tmp_path / "pool", labels={0: "circle", 1: "square"})
+    session = Session(pool, tmp_path / "out", read_only=True)
+    assert session.codes[:2].tolist() == [0, 1]
+    assert not (tmp_path / "out").exists()
+    session.close()
+
+
+def test_undo_leaves_the_labels_that_images_came_with(tmp_path):
+    pool = make_pool(tmp_path / "pool", labels={0: "circle", 1: "square"})
+    session = Session(pool, tmp_path / "out")
+    with pytest.raises(RefusedError, match="nothing to undo"):
+        session.undo("tab")
+    session.label([5], 0, why="grid", tab="tab")
+    session.undo("tab")
+    assert session.answers.answers_since == 0
+    assert session.codes[:2].tolist() == [0, 1]
+    session.close()
+
+
+def test_labels_that_are_named_later_join(tmp_path):
+    session = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    session.add_class("square", [9], tab="tab")
+    session.label([1], OUT_OF_CLASS, why="grid", tab="tab")
+    session.close()
+    pool = make_pool(tmp_path / "pool", labels={0: "circle", 1: "square", 5: "square"})
+    session = Session(pool, tmp_path / "out")
+    named = {name: number for number, name in session.answers.classes.items()}
+    assert session.codes[[0, 5, 9]].tolist() == [named["circle"], named["square"], named["square"]]
+    assert session.codes[1] == OUT_OF_CLASS  # what the person said stays
+    session.close()
+
+
+def test_answers_to_other_images_are_not_mixed_in(tmp_path):
+    session = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    session.add_class("square", [9], tab="tab")
+    session.close()
+    with pytest.raises(ValueError, match="answers to other images; choose another folder with --out"):
+        Session(make_pool(tmp_path / "elsewhere"), tmp_path / "out")
+
+
+def test_skipped_images_are_not_suggested_again(session):
+    session.label(session.suggested(), SKIPPED, why="suggested", tab="tab")
+    fit(session)
+    assert len(session.suggested()) == 20
+
+
+def test_an_out_of_class_answer_can_be_confirmed(session):
+    session.label([3], OUT_OF_CLASS, why="grid", tab="tab")
+    session.confirm([3], tab="tab")
+    assert session.pool.images.names[3] in session.answers.confirmed
+
+
+def test_a_merge_while_a_round_is_fitted_is_kept(session, monkeypatch):
+    ids = label_some(session)
+    real = fitting.fit_round
+
+    def merged_meanwhile(points, answered, report):
+        found = real(points, answered, report)
+        session.merge_class(ids[1], ids[0], tab="tab")
+        return found
+
+    monkeypatch.setattr(fitting, "fit_round", merged_meanwhile)
+    fit(session)
+    assert not (session.predicted == ids[1]).any()
+    assert (session.predicted == ids[0]).sum() > 30
+    monkeypatch.undo()
+    session.undo("tab")  # and back: the classifier follows
+    session.jobs.wait()
+    assert (session.predicted == ids[1]).any()
+
+
+def test_what_was_learned_or_repeated_does_not_count_as_predicted(session):
+    ids = label_some(session)
+    fit(session)
+    session.label([0, 0, 0], ids[0], why="grid", tab="tab")  # it has this label
+    number = int(np.flatnonzero(session.codes == UNLABELED)[0])
+    session.label([number, number], int(session.predicted[number]), why="grid", tab="tab")
+    session.add_class("moon", [number + 1], tab="tab")  # nobody could know
+    assert session.answers.right_since == [True]
+
+
+def test_only_the_beginning_of_an_audit_speaks_for_the_pool(session):
+    label_some(session)
+    session.start_audit(20, tab="tab")
+    order = session.open_audit()
+    session.label([order[0], order[1], order[5]], OUT_OF_CLASS, why="grid", tab="tab")
+    names = session.pool.images.names
+    assert session.answers.audited() == {names[order[0]], names[order[1]]}
+    session.label([order[2]], SKIPPED, why="audit", tab="tab")
+    session.label([order[3]], OUT_OF_CLASS, why="audit", tab="tab")
+    assert session.answers.audited() == {names[order[place]] for place in (0, 1, 3)}
+
+
+def test_folds_hide_a_fifth_of_few_labels():
+    labels = torch.arange(10).repeat_interleave(2)
+    counts = torch.bincount(fitting._folds(labels), minlength=fitting.FOLDS)
+    assert counts.tolist() == [4] * 5
+
+
+def test_undo_makes_no_two_classes_of_one_name(session):
+    ids = [session.add_class(name, [number], tab="tab") for number, name in enumerate(("coat", "jacket"))]
+    session.merge_class(ids[0], ids[1], tab="tab")
+    session.add_class("coat", [], tab="other")
+    with pytest.raises(RefusedError, match="two classes of one name"):
+        session.undo("tab")
+
+
+def test_a_lost_line_costs_itself_alone(session):
+    label_some(session)
+    for number in (50, 51, 52):
+        session.label([number], OUT_OF_CLASS, why="grid", tab="tab")
+    path, pool, folder = session.log.path, session.pool, session.folder
+    session.close()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-2] + lines[-1:]))
+    again = Session(pool, folder)
+    assert again.codes[[50, 51, 52]].tolist() == [OUT_OF_CLASS, UNLABELED, OUT_OF_CLASS]
+    again.close()

@@ -1,5 +1,6 @@
 """`ropaws explore`."""
 
+import threading
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from ropaws.cli.parsing import parse
-from ropaws.cli.runs import run_of
+from ropaws.cli.runs import refuse_images, run_of
 from ropaws.models import PRETRAINED
 from ropaws.prediction.embed import EmbedSettings
 from ropaws.terminal import Terminal, say
@@ -78,11 +79,13 @@ def explore(arguments: list[str]) -> None:
         token = kept_token(folder / ".token") if folder.is_dir() and not command.read_only else _new_token()
         session.start_background()
         address = f"http://127.0.0.1:{sock.getsockname()[1]}/?token={token}"
-        say(f"{len(pool):,} images. Your answers are kept in {folder}.")
+        kept = "Nothing can be changed" if command.read_only else f"Your answers are kept in {folder}"
+        say(f"{len(pool):,} images. {kept}.")
         say(f"Open {address}")
         say("Ctrl-C ends the server; the same command continues.", flush=True)
         if command.browser:
-            webbrowser.open(address)
+            # In a thread: a browser of the terminal would keep the server from starting.
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         serve(session, sock, token)
     finally:
         sock.close()
@@ -93,6 +96,8 @@ def _check(command: Explore) -> None:
         raise ValueError("name a run, or --unlabeled and --labeled images, not both")
     if command.run is None and not command.unlabeled and not command.labeled:
         raise ValueError("name a run folder, or images with --unlabeled: ropaws explore --unlabeled FOLDER")
+    if command.run is not None:
+        refuse_images(command.run)
     if command.port is not None and not 0 <= command.port <= 65535:
         raise ValueError(f"--port must be from 0 to 65535, got {command.port}")
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ropaws.analysis.suggest import SUGGESTIONS, Found, Suggestion, suggest_and_keep
 from ropaws.cli.parsing import parse
-from ropaws.cli.runs import run_of
+from ropaws.cli.runs import refuse_images, run_of
 from ropaws.cli.tables import percent
 from ropaws.data.files.csv_cells import write_csv
 from ropaws.evaluation.label_choice import STRATEGIES
@@ -69,7 +69,7 @@ def suggest(arguments: list[str]) -> None:
         say("There is no unlabeled image to suggest.")
         return
     if command.out is not None:
-        _write(command.out, found.suggestions)
+        _write(command.out, found.suggestions, command.run is not None or bool(command.labeled))
     console = Terminal()
     where = command.run or " ".join(map(str, command.unlabeled))
     any_label = command.run is not None or bool(command.labeled)
@@ -80,7 +80,7 @@ def suggest(arguments: list[str]) -> None:
     else:
         say("Without a label, nothing tells yet which images belong to a class.")
     if found.new_classes:
-        console.print(_table("Likely new classes, not part of the list above", found.new_classes, any_label))
+        console.print(_table("Likely new classes", found.new_classes, any_label))
     if command.out is not None:
         say(f"Written: {command.out}")
 
@@ -92,6 +92,8 @@ def _check(command: Suggest) -> None:
             "name a run folder, or images with --unlabeled, not both:"
             " ropaws suggest runs/mine, ropaws suggest --unlabeled photos/pool"
         )
+    if command.run is not None:
+        refuse_images(command.run)
     if command.run is not None and command.labeled:
         raise ValueError("--labeled goes with --unlabeled; a run knows its labels")
     if command.strategy not in (OURS, *STRATEGIES):
@@ -142,7 +144,10 @@ def _table(title: str, found: Sequence[Suggestion], any_label: bool) -> Table:
     return table
 
 
-def _write(out: Path, found: Sequence[Suggestion]) -> None:
+def _write(out: Path, suggestions: Sequence[Suggestion], any_label: bool) -> None:
+    """Without a label nothing is known of classes, and nothing is written of them."""
+    unknown = () if any_label else ("kind", "in_domain")
+    found = [{k: v for k, v in item.items() if k not in unknown} for item in suggestions]
     if out.suffix == ".json":
         write_json(out, found)
         return

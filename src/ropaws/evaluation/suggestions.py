@@ -89,10 +89,11 @@ def coverage(situation: Situation, count: int, seed: int) -> list[int]:
     """
     points, rows = situation.points, situation.unlabeled
     weights = row_weights(situation)[rows]
-    if len(rows) > MOST:  # draws by weight have the same weight
+    most = max(MOST, count)
+    if len(rows) > most:  # draws by weight have the same weight
         random = torch.Generator().manual_seed(seed)
-        rows = rows[weights.multinomial(MOST, generator=random).sort().values]
-        weights = torch.ones(MOST)
+        rows = rows[weights.multinomial(most, generator=random).sort().values]
+        weights = torch.ones(most)
     reach = REACH if len(situation.answered) else FIRST_REACH
     kernel = ((points[rows] @ points[rows].T - 1) / reach).exp()  # (k, k)
     covered = torch.zeros(len(rows))

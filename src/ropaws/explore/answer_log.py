@@ -6,6 +6,7 @@ and several tabs cannot overwrite each other: each only adds lines.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import stat
@@ -26,6 +27,8 @@ SKIPPED = -3  # the person could not tell, or did not want to
 UNDOABLE = ("label", "confirm", "class", "merge")
 LONGEST_NAME = 100  # characters of a class name
 MOST_CLASSES = 1000
+MOST_ID = 32_767  # of a class
+MOST_GAP = 1000  # lost lines in a row
 
 Entry = dict[str, Any]
 
@@ -49,10 +52,24 @@ class Answers:
     classes: dict[int, str] = field(default_factory=dict)  # name by id, in the order in which they were made
     labels: dict[str, int] = field(default_factory=dict)  # class id, OUT_OF_CLASS or SKIPPED by image
     confirmed: set[str] = field(default_factory=set)  # whose suspected label is right
-    audit: list[str] = field(default_factory=list)  # images of the last random sample
-    audited: set[str] = field(default_factory=set)  # images of any random sample
+    audits: list[list[str]] = field(default_factory=list)  # images of each random sample, in their order
     rounds: list[Entry] = field(default_factory=list)  # facts about each refit
     recent: list["Recent"] = field(default_factory=list)  # answers since the last round was begun
+
+    @property
+    def audit(self) -> list[str]:
+        """Images of the last random sample."""
+        return self.audits[-1] if self.audits else []
+
+    def audited(self) -> set[str]:
+        """Images that speak for the pool: of each sample those before the first without an answer.
+
+        Any beginning of a random order is a random sample; what was answered here and there in it is not.
+        """
+        found: set[str] = set()
+        for images in self.audits:
+            found.update(itertools.takewhile(lambda image: image in self.labels, images))
+        return {image for image in found if self.labels[image] != SKIPPED}
 
     @property
     def answers_since(self) -> int:
@@ -72,7 +89,8 @@ class Answers:
         right: list[bool] = []
         if entry["label"] >= 0 or entry["label"] == OUT_OF_CLASS:
             right = [said == entry["label"] for said in entry.get("said", ()) if said != UNLABELED]
-        self.recent.append(Recent(entry["n"], len(entry["images"]), right))
+        if entry["tab"]:  # labels that the images came with are nobody's answers
+            self.recent.append(Recent(entry["n"], len(entry["images"]), right))
 
     def _give(self, images: Sequence[str], label: int) -> None:
         if label >= 0 and label not in self.classes:
@@ -85,7 +103,8 @@ class Answers:
                 self.labels[image] = label
 
     def _confirm(self, entry: Entry) -> None:
-        self.confirmed.update(image for image in entry["images"] if self.labels.get(image, UNLABELED) >= 0)
+        unconfirmed = (UNLABELED, SKIPPED)
+        self.confirmed.update(i for i in entry["images"] if self.labels.get(i, UNLABELED) not in unconfirmed)
 
     def _class(self, entry: Entry) -> None:
         self.classes[entry["id"]] = entry["name"]
@@ -101,8 +120,7 @@ class Answers:
                 self.labels[image] = entry["into"]
 
     def _audit(self, entry: Entry) -> None:
-        self.audit = list(entry["images"])
-        self.audited.update(self.audit)
+        self.audits.append(list(entry["images"]))
 
     def _round(self, entry: Entry) -> None:
         self.rounds.append(entry["facts"])
@@ -158,10 +176,19 @@ class AnswerLog:
             self.answers.apply(entry)
         return entry
 
+    def take_over(self, do: str, **facts: Any) -> None:
+        """As append, by nobody: kept where answers are kept, shown where nothing is written."""
+        if not self.read_only:
+            self.append(do, "", **facts)
+            return
+        entry = {"n": len(self.entries), "time": _now(), "tab": "", "do": do, **facts}
+        self.entries.append(entry)
+        self.answers.apply(entry)
+
     def last_undoable(self, tab: str) -> Entry | None:
         """What undo of a tab takes back: its own last entry. A tab without any takes back the last of all."""
         gone = self._undone()
-        candidates = [e for e in self.entries if e["do"] in UNDOABLE and e["n"] not in gone]
+        candidates = [e for e in self.entries if e["do"] in UNDOABLE and e["tab"] and e["n"] not in gone]
         own = [entry for entry in candidates if entry["tab"] == tab]
         if own or not any(e["tab"] == tab for e in self.entries):
             return next(reversed(own or candidates), None)
@@ -180,6 +207,9 @@ class AnswerLog:
             raise RefusedError(
                 f"other answers use the class {entry['name']!r}; merge it instead of undoing it"
             )
+        names = [name.casefold() for name in self._folded(without=entry["n"]).classes.values()]
+        if len(names) > len(set(names)):
+            raise RefusedError("undoing this would make two classes of one name; rename one of them first")
         self.append("undo", tab, of=entry["n"])
         return entry
 
@@ -203,8 +233,8 @@ class AnswerLog:
     def _undone(self) -> set[int]:
         return {entry["of"] for entry in self.entries if entry["do"] == "undo"}
 
-    def _folded(self) -> Answers:
-        answers, gone = Answers(), self._undone()
+    def _folded(self, *, without: int = -1) -> Answers:
+        answers, gone = Answers(), {*self._undone(), without}
         for entry in self.entries:
             if entry["n"] not in gone and entry["do"] != "undo":
                 answers.apply(entry)
@@ -236,15 +266,24 @@ class AnswerLog:
             self.notices.append(f"{self.path}: the last line was cut, and is left out")
             if not self.read_only:
                 os.ftruncate(self._file, whole)
+        damaged: list[str] = []
         for number, line in enumerate(data[:whole].splitlines(), start=1):
             try:
                 entry = _checked(json.loads(line), len(self.entries))
             except (ValueError, RecursionError) as error:
-                self.notices.append(f"{self.path}, line {number} is damaged and left out: {error}")
-                # Later entries count from here; an undo must still find the entry that it means.
-                self.entries.append({"n": len(self.entries), "do": "undo", "of": -1, "tab": ""})
+                damaged.append(f"line {number} ({error!s:.100})")
+                self._leave_out(len(self.entries) + 1)
                 continue
+            self._leave_out(entry["n"])  # a line that is gone
             self.entries.append(entry)
+        if damaged:
+            more = f" and {len(damaged) - 1} others" if len(damaged) > 1 else ""
+            self.notices.append(f"{self.path}: damaged and left out: {damaged[0]}{more}")
+
+    def _leave_out(self, upto: int) -> None:
+        """Nothing in the place of lost entries: an undo must still find the entry that it means."""
+        while len(self.entries) < upto:
+            self.entries.append({"n": len(self.entries), "do": "undo", "of": -1, "tab": ""})
 
     def _write(self, entry: Entry) -> None:
         line = (json.dumps(entry, separators=(",", ":")) + "\n").encode()
@@ -266,10 +305,12 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _checked(entry: object, number: int) -> Entry:
-    """An entry of the file; the file may be damaged, or a stranger's."""
-    if not isinstance(entry, dict) or entry.get("n") != number or not isinstance(entry.get("tab"), str):
+def _checked(entry: object, least: int) -> Entry:
+    """An entry of the file, at this place or later; the file may be damaged, or a stranger's."""
+    if not isinstance(entry, dict) or type(entry.get("n")) is not int or type(entry.get("tab")) is not str:
         raise ValueError("not an entry")
+    if not least <= entry["n"] <= least + MOST_GAP:
+        raise ValueError(f"entry {entry['n']} is out of order")
     shapes: Mapping[str, Mapping[str, type]] = {
         "label": {"images": list, "label": int},
         "confirm": {"images": list},
@@ -282,9 +323,14 @@ def _checked(entry: object, number: int) -> Entry:
     shape = shapes.get(entry.get("do", ""))
     if shape is None or any(type(entry.get(name)) is not kind for name, kind in shape.items()):
         raise ValueError("not an entry")
+    numbers = [entry[name] for name in ("id", "into", "label") if name in entry]
+    if not all(type(number) is int and SKIPPED <= number <= MOST_ID for number in numbers):
+        raise ValueError(f"numbers of classes go up to {MOST_ID}")
     images, said = entry.get("images", []), entry.get("said", [])
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise ValueError("images must be names")
+    for name in (entry.get("name", ""), *images):
+        name.encode("utf-8", "surrogateescape")  # raises an error for halves of characters
     if not isinstance(said, list) or not all(type(value) is int for value in said):
         raise ValueError("said must be numbers")
     return entry

@@ -41,6 +41,7 @@ class Answered(NamedTuple):
     labels: Tensor  # (n,) position among `classes`, UNLABELED or OUT_OF_CLASS
     classes: tuple[int, ...]  # ids of the classes that have labels
     audited: Tensor  # (n,) bool: drawn at random
+    skipped: Tensor  # (n,) bool: not to be suggested again
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,18 @@ def nothing_known(images: int) -> Fitted:
     return Fitted((), np.zeros((images, 0), np.float32), np.ones(images, np.float32))
 
 
-def cold_start(points: Tensor, labels: Tensor) -> Fitted:
-    """Without a label of any class: what to label first.   points (n, d), labels (n,) all below 0"""
-    first = suggest(points, labels, classes=1, count=SUGGESTED)
-    return replace(nothing_known(len(points)), suggestions=first)
+def cold_start(points: Tensor, answered: Answered) -> Fitted:
+    """Without a label of any class: what to label first.   points (n, d)"""
+    return replace(nothing_known(len(points)), suggestions=_suggested(points, answered, None))
+
+
+def _suggested(points: Tensor, answered: Answered, in_class: Tensor | None) -> list[Suggestion]:
+    """Margins are those of logistic regression, as measured: the head is too sure of itself to show doubt."""
+    classes = max(1, len(answered.classes))
+    count, skipped = max(SUGGESTED, classes), answered.skipped
+    wanted = count + int(skipped.sum())
+    found = suggest(points, answered.labels, classes=classes, count=wanted, in_class=in_class)
+    return [suggestion for suggestion in found if not skipped[suggestion.position]][:count]
 
 
 def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
@@ -95,7 +104,7 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
         report: Told what is done; what it raises ends the round.
     """
     if not answered.classes:
-        return cold_start(points, answered.labels)
+        return cold_start(points, answered)
     began = time.perf_counter()
     classes = len(answered.classes)
     steps = feature_head.STEPS
@@ -105,9 +114,7 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
     report("finding what is out-of-class", 0.8)
     in_class = in_class_probability(points, answered.labels, classes=classes)
     report("choosing what to label next", 0.85)
-    count = max(SUGGESTED, classes)
-    # Margins are those of logistic regression, as measured: the head is too sure of itself to show doubt.
-    suggestions = suggest(points, answered.labels, classes=classes, count=count, in_class=in_class)
+    suggestions = _suggested(points, answered, in_class)
     clusters = new_classes(points, answered.labels, in_class, most=NEW_CLASSES)
     report("looking for label errors", 0.95)
     return Fitted(
@@ -201,9 +208,11 @@ def _folds(labels: Tensor) -> Tensor:
     """The fold in which each answer is hidden; each has as equal a share of every answer as can be."""
     fold = torch.empty_like(labels)
     random = torch.Generator().manual_seed(0)
+    start = 0  # each answer begins where the one before has ended: folds are alike in size, too
     for label in labels.unique().tolist():
         mine = (labels == label).nonzero().squeeze(1)
-        fold[mine[torch.randperm(len(mine), generator=random)]] = torch.arange(len(mine)) % FOLDS
+        fold[mine[torch.randperm(len(mine), generator=random)]] = (torch.arange(len(mine)) + start) % FOLDS
+        start += len(mine)
     return fold
 
 
@@ -227,4 +236,6 @@ def estimate_facts(accuracy: PoolAccuracy | None) -> dict[str, Any] | None:
         "labels": shown.labels,
         "kind": shown.kind,
         **ends(accuracy.overall, "overall"),
+        "overall_labels": None if accuracy.overall is None else accuracy.overall.labels,
+        "overall_kind": None if accuracy.overall is None else accuracy.overall.kind,
     }

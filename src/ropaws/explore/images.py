@@ -1,14 +1,15 @@
 """The images that are looked at: opened by number, as thumbnails that are made once, never by a path."""
 
+import contextlib
 import hashlib
 import io
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from ropaws.data.corpus import Images
 from ropaws.data.files.decoding import ImageRef, UnreadableError, open_image, to_rgb
@@ -34,6 +35,10 @@ class ShownImages(ABC):
             UnreadableError: It has gone, or cannot be decoded any more.
         """
 
+    def size(self, number: int) -> tuple[int, int]:
+        """Width and height, upright. As open."""
+        return self.open(number).size
+
     @abstractmethod
     def version(self, number: int) -> str:
         """Another text when the image may have changed."""
@@ -51,10 +56,20 @@ class ListedImages(ShownImages):
         self.names = tuple(map(str, images))
 
     def open(self, number: int) -> Image.Image:
+        with self._opened(number) as opened:
+            opened.draft("RGB", (FULL_SIDE, FULL_SIDE))  # a JPEG is decoded at a smaller scale
+            return to_rgb(ImageOps.exif_transpose(opened))
+
+    def size(self, number: int) -> tuple[int, int]:
+        with self._opened(number) as opened:
+            lies = opened.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+            return (opened.height, opened.width) if lies else opened.size
+
+    @contextlib.contextmanager
+    def _opened(self, number: int) -> Iterator[Image.Image]:
         try:
             with open_image(self.images[number]) as opened:
-                opened.draft("RGB", (FULL_SIDE, FULL_SIDE))
-                return to_rgb(ImageOps.exif_transpose(opened))
+                yield opened
         except UnreadableError:
             raise
         except FileNotFoundError:

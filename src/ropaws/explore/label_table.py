@@ -53,7 +53,7 @@ class LabelTable:
                 return
             try:
                 write_table(self.path, rows)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 self._failed(f"{self.path} could not be written ({error}); your answers are in the log")
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
 from ropaws.explore.answer_log import SKIPPED, RefusedError
-from ropaws.explore.images import ArrayImages, ListedImages
+from ropaws.explore.images import ArrayImages
 from ropaws.explore.jobs import CancelledError, Job
 from ropaws.explore.label_table import write_table
 from ropaws.explore.session import TABLE, Session
@@ -22,7 +23,7 @@ from ropaws.prediction.label_tables import columns, write_labels
 from ropaws.prediction.predict import Prediction
 from ropaws.prediction.sorting import Sorter
 from ropaws.runs.atomic import make_folder, replacing
-from ropaws.runs.layout import CONFIG, METRICS, MODEL, REPORT
+from ropaws.runs.layout import CHECKPOINT, CONFIG, METRICS, MODEL, REPORT
 
 PREDICTIONS, SORTED, ARRAYS = "predictions.csv", "sorted", "images.npz"
 RUNS = {"run": "run", "finetune": "finetuned"}  # folder of each kind of training
@@ -57,49 +58,53 @@ def export(session: Session, kind: str) -> str:
     return f"training into {folder}"
 
 
-def predictions(session: Session) -> Iterator[tuple[int, Prediction]]:
-    """The answer of the person where there is one, else that of the classifier; by number."""
-    with session.lock:
-        fitted, codes, predicted = session.fitted, session.codes.copy(), session.predicted
-        names, confidence = dict(session.answers.classes), session.confidence
-    places = {number: place for place, number in enumerate(fitted.classes)}
-    for number, name in enumerate(session.pool.images.names):
-        own = codes[number] >= 0 or codes[number] == OUT_OF_CLASS
-        answer = int(codes[number] if own else predicted[number])
-        probs = dict.fromkeys(names, 0.0)
-        if own and answer >= 0:
-            probs[answer] = 1.0
-        else:
-            probs |= {
-                key: float(fitted.probs[number, place]) for key, place in places.items() if key in probs
-            }
-        best = answer if answer >= 0 else max(probs, key=lambda key: probs[key], default=UNLABELED)
-        yield (
-            number,
-            Prediction(
-                path=name,
-                label=names.get(best, ""),
-                confidence=1.0 if own else float(confidence[number]),
-                in_domain=float(answer >= 0) if own else float(fitted.in_class[number]),
-                out_of_class=answer == OUT_OF_CLASS,
-                nearest="",
-                similarity=0.0,
-                probabilities=tuple(probs.values()),
-            ),
-        )
+class Shown:
+    """What the page says of all images at one moment."""
+
+    def __init__(self, session: Session) -> None:
+        with session.lock:
+            self.images = session.pool.images
+            self.fitted, self.codes = session.fitted, session.codes.copy()
+            self.predicted, self.confidence = session.predicted, session.confidence
+            self.names = dict(session.answers.classes)
+
+    def predictions(self) -> Iterator[tuple[int, Prediction]]:
+        """The answer of the person where there is one, else that of the classifier; by number."""
+        places = {number: place for place, number in enumerate(self.fitted.classes) if number in self.names}
+        for number, name in enumerate(self.images.names):
+            own = self.codes[number] >= 0 or self.codes[number] == OUT_OF_CLASS
+            answer = int(self.codes[number] if own else self.predicted[number])
+            probs = dict.fromkeys(self.names, 0.0)
+            if own and answer >= 0:
+                probs[answer] = 1.0
+            else:
+                probs |= {key: float(self.fitted.probs[number, place]) for key, place in places.items()}
+            best = answer if answer >= 0 else max(probs, key=lambda key: probs[key], default=UNLABELED)
+            yield (
+                number,
+                Prediction(
+                    path=name,
+                    label=self.names.get(best, "") if answer != UNLABELED else "",
+                    confidence=1.0 if own else float(self.confidence[number]),
+                    in_domain=float(answer >= 0) if own else float(self.fitted.in_class[number]),
+                    out_of_class=answer == OUT_OF_CLASS,
+                    nearest="",
+                    similarity=0.0,
+                    probabilities=tuple(probs.values()),
+                ),
+            )
 
 
 def _write_predictions(session: Session, job: Job) -> None:
     """All images with class, confidence and in-domain probability; `answered` says who gave the label."""
-    names, total = tuple(session.answers.classes.values()), len(session.pool)
-    codes = session.codes.copy()
+    shown = Shown(session)
 
     def rows() -> Iterator[dict[str, Any]]:
-        for number, prediction in predictions(session):
-            job.report(f"writing {PREDICTIONS}", number / total)
-            row = columns(prediction, names, None)
+        for number, prediction in shown.predictions():
+            job.report(f"writing {PREDICTIONS}", number / len(shown.codes))
+            row = columns(prediction, tuple(shown.names.values()), None)
             del row["nearest"], row["similarity"]
-            yield row | {"answered": "yes" if codes[number] not in (UNLABELED, SKIPPED) else ""}
+            yield row | {"answered": "yes" if shown.codes[number] not in (UNLABELED, SKIPPED) else ""}
 
     path = session.folder / PREDICTIONS
     write_labels(path, rows())
@@ -108,13 +113,14 @@ def _write_predictions(session: Session, job: Job) -> None:
 
 def _sort(session: Session, job: Job) -> None:
     """Copies of all images in a folder for each class; those of no class in out-of-class."""
-    target = session.folder / SORTED
+    target = _free(session.folder / SORTED)  # copies of an earlier call may be in classes of then
     make_folder(target)
     files = [session.pool.images.path(number) for number in range(len(session.pool))]
     there = {number: path for number, path in enumerate(files) if path is not None and path.is_file()}
-    sorter = Sorter(target, tuple(session.answers.classes.values()), tuple(there.values()), move=False)
+    shown = Shown(session)
+    sorter = Sorter(target, tuple(shown.names.values()), tuple(there.values()), move=False)
     count = 0
-    for number, prediction in predictions(session):
+    for number, prediction in shown.predictions():
         job.report("planning", 0.5 * number / len(files))
         if number in there and (prediction.label or prediction.out_of_class):
             sorter.plan(there[number], None if prediction.out_of_class else prediction.label)
@@ -125,7 +131,8 @@ def _sort(session: Session, job: Job) -> None:
 
 
 def _are_files(session: Session) -> bool:
-    return isinstance(session.pool.images, ListedImages) and session.pool.images.path(0) is not None
+    images = session.pool.images
+    return all(images.path(number) is not None for number in range(len(images)))
 
 
 # Training, in a process of its own: it can be stopped, and resumed by hand
@@ -160,7 +167,9 @@ def _train(session: Session, job: Job, folder: Path, whole: bool) -> None:
         except CancelledError:
             process.send_signal(signal.SIGINT)  # it saves a checkpoint, and can be resumed
             process.wait()
-            session.notice = f"Training was stopped; `ropaws train --resume {folder}` continues it"
+            has_begun = (folder / CHECKPOINT).is_file()
+            how = f"`ropaws train --resume {folder}` continues it" if has_begun else "it had not begun"
+            session.notice = f"Training was stopped; {how}"
             raise
         finally:
             said = temporary.read_text(errors="replace").strip().splitlines()
@@ -180,12 +189,23 @@ def _write_inputs(session: Session) -> None:
             if label != SKIPPED
         ]
     write_table(session.folder / TABLE, rows)
-    images = session.pool.images
-    if isinstance(images, ArrayImages):
-        pixels = images.images[torch.arange(len(images))].permute(0, 2, 3, 1).numpy()
+    if not _are_files(session):
+        pixels = _pixels(session)
         labels = np.array([names.get(int(code), "") for code in codes])
         with replacing(session.folder / ARRAYS) as temporary, temporary.open("wb") as file:
             np.savez(file, images=pixels.squeeze(3) if pixels.shape[3] == 1 else pixels, labels=labels)
+
+
+def _pixels(session: Session) -> NDArray[np.uint8]:
+    """Of images that are not files.   ->  (n, h, w, channels)"""
+    images = session.pool.images
+    if isinstance(images, ArrayImages):
+        found: NDArray[np.uint8] = images.images[torch.arange(len(images))].permute(0, 2, 3, 1).numpy()
+        return found
+    opened = [np.asarray(images.open(number)) for number in range(len(images))]
+    if len({pixels.shape for pixels in opened}) > 1:
+        raise ValueError("these images are not files, and not of one size; save them as files to train")
+    return np.stack(opened)
 
 
 def _progress(folder: Path) -> tuple[str, float | None]:

@@ -94,7 +94,7 @@ def pool_of_run(run: Run) -> Pool:
     images: ShownImages
     if isinstance(pixels, ImageStack):
         images = ListedImages([pixels.files[row] for row in kept.tolist()])
-    elif corpus.train_names:
+    elif corpus.train_names and all(Path(name).is_file() for name in corpus.train_names):
         images = ListedImages([Path(corpus.train_names[row]) for row in kept.tolist()])
     else:
         images = ArrayImages(pixels, run.facts.digest)
@@ -114,7 +114,7 @@ def pool_of_run(run: Run) -> Pool:
         points=in_main_directions(features, torch.arange(len(kept))),
         class_names=run.class_names,
         labels=labels,
-        sources=tuple(map(Path.absolute, run.config.data.unlabeled)) if corpus.train_names else (),
+        sources=tuple(map(Path.absolute, run.config.data.unlabeled)),
         outputs=RunOutputs(outputs.probs.numpy(), outputs.in_domain.numpy(), run.threshold),
         unreadable=len(everything) - len(kept),
     )

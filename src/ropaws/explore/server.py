@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -33,6 +34,13 @@ Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Numbers = Annotated[list[Number], Field(max_length=MOST_IDS)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Tab = Annotated[str, Header(alias="X-Ropaws-Client", max_length=LONGEST_TAB)]
+
+
+class AsciiJson(JSONResponse):
+    """Plain ASCII: names that are not UTF-8 are escaped, and do not break the answer."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
 
 
 class Body(BaseModel):
@@ -118,7 +126,9 @@ def build_app(session: Session, *, port: int, token: str) -> Guard:
         yield
         session.close()
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(
+        docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan, default_response_class=AsciiJson
+    )
     _explain_errors(app)
     _add_page(app, session)
     _add_views(app, session)
@@ -130,7 +140,7 @@ def _explain_errors(app: FastAPI) -> None:
     """Every error is one line for a person."""
 
     def line(status: int, text: str) -> JSONResponse:
-        return JSONResponse({"error": text}, status)
+        return AsciiJson({"error": text}, status)
 
     @app.exception_handler(RequestValidationError)
     def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -149,6 +159,10 @@ def _explain_errors(app: FastAPI) -> None:
     @app.exception_handler(UnreadableError)
     def _unreadable(_: Request, error: UnreadableError) -> JSONResponse:
         return line(404, f"this image cannot be shown: {error}")
+
+    @app.exception_handler(Exception)
+    def _fault(_: Request, error: Exception) -> JSONResponse:
+        return line(500, f"this should not happen ({type(error).__name__}: {error!s:.200}); please report it")
 
     @app.exception_handler(OSError)
     def _disk(_: Request, error: OSError) -> JSONResponse:
@@ -200,8 +214,8 @@ def _add_views(app: FastAPI, session: Session) -> None:
     def image(number: int) -> dict[str, Any]:
         found = browsing.details(session, number)
         try:
-            with session.pool.images.open(number) as opened:
-                found |= {"width": opened.width, "height": opened.height}
+            width, height = session.pool.images.size(number)
+            found |= {"width": width, "height": height}
         except UnreadableError as error:
             found |= {"width": 0, "height": 0, "note": f"this image cannot be shown: {error}"}
         return found

@@ -1,5 +1,6 @@
 """A person at work on a pool: answers, the classifier of the last round, and what follows from both."""
 
+import hashlib
 import secrets
 import threading
 from collections import Counter
@@ -17,6 +18,7 @@ from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting, layout
 from ropaws.explore.answer_log import (
     MOST_CLASSES,
+    MOST_ID,
     SKIPPED,
     AnswerLog,
     Entry,
@@ -56,6 +58,8 @@ class Session:
         if not read_only:
             make_folder(folder)
         self.log = AnswerLog(folder / LOG, read_only=read_only)
+        named = "\0".join(pool.images.names).encode("utf-8", "surrogateescape")
+        self.pool_id = hashlib.blake2b(named, digest_size=8).hexdigest()  # numbers of images mean the same
         self.number_of = {name: number for number, name in enumerate(pool.images.names)}
         self.thumbnails = Thumbnails(pool.images, None if read_only else folder / THUMBNAILS)
         self.table = None if read_only else LabelTable(folder / TABLE, self._failed)
@@ -67,8 +71,8 @@ class Session:
         self.duplicates = np.full(len(pool), -1, np.int32)
         self.plane, self.map_version = layout.quick_map(pool.points), 1
         self._codes = np.full(len(pool), UNLABELED, np.int16)
-        if not read_only:
-            self._take_over()
+        self._check_same_images()
+        self._take_over()
         self._renumber()
         self.fitted = self._first_fit()
         self._said, self._confidence = self.fitted.predicted, self.fitted.confidence
@@ -85,13 +89,28 @@ class Session:
         return f"{count:,} images cannot be read, and are left out" if count else None
 
     def _take_over(self) -> None:
-        """The labels that the images came with become the first entries of the log."""
-        if self.log.entries:
-            return
-        for number, name in enumerate(self.pool.class_names):
-            images = [image for image, label in self.pool.labels.items() if label == name]
-            self.log.append("class", "", id=number, name=name, images=images)
-        self.log.answers.recent.clear()
+        """The labels that images come with become entries of the log, unless it knows these images."""
+        answered = {image for entry in self.log.entries for image in entry.get("images") or ()}
+        for name in self.pool.class_names:
+            images = [i for i, label in self.pool.labels.items() if label == name and i not in answered]
+            known = {other: number for number, other in self.answers.classes.items()}
+            if images or (name not in known and not self.log.entries):
+                number = known.get(name, self._next_class())
+                self.log.take_over("class", id=number, name=name, images=images)
+
+    def _check_same_images(self) -> None:
+        """Raise an error if the folder has answers, and all of them are about other images."""
+        named = [image for entry in self.log.entries for image in entry.get("images") or ()]
+        if named and not any(image in self.number_of for image in named):
+            self.close()
+            raise ValueError(f"{self.folder} holds answers to other images; choose another folder with --out")
+
+    def _next_class(self) -> int:
+        known = (entry["id"] for entry in self.log.entries if entry["do"] == "class")
+        number = 1 + max(known, default=-1)
+        if number > MOST_ID or len(self.answers.classes) >= MOST_CLASSES:
+            raise RefusedError(f"there can be {MOST_CLASSES} classes at most")
+        return number
 
     def _renumber(self) -> None:
         """The state of the log as numbers; images that are not shown any more keep their entries."""
@@ -119,7 +138,10 @@ class Session:
                 raise RefusedError(f"there is no class {label} any more; choose another")
             if label < SKIPPED:
                 raise RefusedError(f"label must be a class or -1, -2, -3, got {label}")
-            names, said = self._named(numbers), self._said[list(numbers)].tolist()
+            names = self._named(numbers)
+            chosen = list(dict.fromkeys(numbers))
+            # A prediction counts only for images that the classifier has not learned from.
+            said = np.where(self.codes[chosen] == UNLABELED, self._said[chosen], UNLABELED).tolist()
             self.log.append("label", tab, images=names, label=label, why=why, said=said)
             self._after_answer(numbers, label)
             return self.log.revision
@@ -134,13 +156,9 @@ class Session:
         """A new class, and the images that belong to it. Returns its id; as label."""
         with self.lock:
             checked = checked_class_name(name, list(self.answers.classes.values()))
-            if len(self.answers.classes) >= MOST_CLASSES:
-                raise RefusedError(f"there can be {MOST_CLASSES} classes at most")
-            known = (entry["id"] for entry in self.log.entries if entry["do"] == "class")
-            number = 1 + max(known, default=-1)
-            said = self._said[list(numbers)].tolist()
+            number = self._next_class()
             images = self._named(numbers) if numbers else []
-            self.log.append("class", tab, id=number, name=checked, images=images, said=said)
+            self.log.append("class", tab, id=number, name=checked, images=images)
             self._after_answer(numbers, number)
             return number
 
@@ -170,6 +188,8 @@ class Session:
             entry = self.log.undo(tab)
             self._renumber()
             self.write_table()
+            if entry["do"] in ("merge", "class") and self.fitted.classes:
+                self.refit()  # the classifier knows classes as they were
             known = (self.number_of.get(name) for name in entry.get("images", ()))
             return self.describe(entry), [number for number in known if number is not None]
 
@@ -237,22 +257,24 @@ class Session:
         for place, number in enumerate(present):
             labels[torch.from_numpy(codes == number)] = place
         audited = torch.zeros(len(codes), dtype=torch.bool)
-        known = (self.number_of.get(name) for name in self.answers.audited)
+        known = (self.number_of.get(name) for name in self.answers.audited())
         audited[torch.tensor([number for number in known if number is not None], dtype=torch.long)] = True
-        return Answered(labels, present, audited)
+        return Answered(labels, present, audited, torch.from_numpy(codes == SKIPPED))
 
     def _first_fit(self) -> Fitted:
         """What a run has said of its classes; without a label, the first suggestions, which need no fit."""
         outputs, answered = self.pool.outputs, self.answered()
-        ids = tuple(range(len(self.pool.class_names)))
-        if outputs is not None and all(number in self.answers.classes for number in ids):
+        named = {name: number for number, name in self.answers.classes.items()}
+        if outputs is not None and all(name in named for name in self.pool.class_names):
+            ids = tuple(named[name] for name in self.pool.class_names)
             return Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold)
         if answered.classes:
             return fitting.nothing_known(len(self.pool))
-        return fitting.cold_start(self.pool.points, answered.labels)
+        return fitting.cold_start(self.pool.points, answered)
 
     def start_background(self) -> None:
         """The map, near duplicates, and a fit if there are labels already."""
+        audit_half_width(AUDIT)  # loads what the first look at the page needs
         self.jobs.start(Job("map", "drawing the map", cancellable=False), self._draw)
         if self.answered().classes:
             self.refit(new=False)
@@ -274,7 +296,11 @@ class Session:
             answered, revision = self.answered(), self.log.revision
             right, labels = list(self.answers.right_since), int((answered.labels >= 0).sum())
         fitted = fitting.fit_round(self.pool.points, answered, job.report)
-        self._publish(fitted)
+        with self.lock:
+            self._publish(fitted)
+            for entry in self.log.entries[revision:]:  # what happened meanwhile
+                if entry["do"] == "merge" and entry["id"] not in self.answers.classes:
+                    self._merge_predictions(entry["id"], entry["into"])
         fitted = replace(fitted, accuracy=fitting.estimate(self.pool.points, answered, fitted, job.report))
         with self.lock:
             self.fitted = replace(self.fitted, accuracy=fitted.accuracy)
@@ -361,6 +387,7 @@ class Session:
             ]
             return {
                 "session": self.id,
+                "pool": self.pool_id,
                 "title": self.pool.title,
                 "read_only": self.read_only,
                 "images": len(self.pool),

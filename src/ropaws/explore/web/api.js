@@ -12,6 +12,7 @@
  * @typedef {{
  *   accuracy: number | null, low: number | null, high: number | null, labels: number, kind: string,
  *   overall: number | null, overall_low: number | null, overall_high: number | null,
+ *   overall_labels: number | null, overall_kind: string | null,
  * }} Estimate
  * @typedef {{
  *   rounds: Round[],

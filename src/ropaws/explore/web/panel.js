@@ -197,15 +197,23 @@ export class PanelView {
 }
 
 /** @param {Estimate} estimate @returns {HTMLElement[]} */
-function estimateLines({ accuracy, low, high, kind, labels, overall, overall_low, overall_high }) {
-  const figure = (/** @type {number} */ share, /** @type {string} */ range, /** @type {string} */ text) => [
+function estimateLines(estimate) {
+  const { accuracy, low, high, overall, overall_low, overall_high } = estimate;
+  /** @param {number} share @param {string} range @param {string} text @param {string} source */
+  const figure = (share, range, text, source) => [
     element("p", { className: "figure" }, element("strong", {}, percent(share)), range),
-    element("p", {}, `estimated accuracy on ${text}`),
+    element("p", {}, text),
+    element("p", { className: "dim" }, source),
   ];
+  const source = (/** @type {string | null} */ kind, /** @type {number | null} */ labels) =>
+    `${kind}, ${plural(labels ?? 0, "label")}`;
+  const inside = source(estimate.kind, estimate.labels);
+  const all = source(estimate.overall_kind, estimate.overall_labels);
+  const right = "estimated: in-class images whose likeliest class is right";
+  const known = "estimated: all images whose class, or out-of-class, is right";
   return [
-    ...(accuracy === null ? [] : figure(accuracy, interval(low, high), "in-class images")),
-    ...(overall === null ? [] : figure(overall, interval(overall_low, overall_high), "all images")),
-    element("p", { className: "dim" }, `${kind}, ${plural(labels, "label")}`),
+    ...(accuracy === null ? [] : figure(accuracy, interval(low, high), right, inside)),
+    ...(overall === null ? [] : figure(overall, interval(overall_low, overall_high), known, all)),
   ];
 }
 
