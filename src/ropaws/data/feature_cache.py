@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ropaws.data.files.decoding import KEY_BYTES as KEY
@@ -112,8 +113,12 @@ class FeatureStore:
         """Add a segment.   keys (m, KEY), rows (m, views + 1, d)"""
         name = hashlib.blake2b(keys.tobytes(), digest_size=16).hexdigest()
         metadata = {"keys": _checksum(keys), "rows": _checksum(rows), "made_from": self.made_from}
-        with replacing(self.folder / f"{name}{SUFFIX}") as temporary:
-            save_file({"keys": keys, "rows": rows}, temporary, metadata=metadata)
+        path = self.folder / f"{name}{SUFFIX}"
+        try:
+            with replacing(path) as temporary:
+                save_file({"keys": keys, "rows": rows}, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(f"{path} could not be written ({error})") from None
 
     def check_room(self, images: int) -> None:
         """Raise an error if the images of this run alone are more than the cache may hold."""

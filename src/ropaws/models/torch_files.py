@@ -7,12 +7,17 @@ can walk to the end.
 
 import pickletools
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from ropaws.limits import TENSOR_FILE
+from ropaws.runs.atomic import write_atomically
 from ropaws.runs.opening import open_regular
 
 MOST_VALUES = 50_000_000  # that a file may stand for; one of ours has a few for each tensor and label
@@ -48,6 +53,19 @@ def load_torch_file(
             return torch.load(file, map_location=device, weights_only=True)
         except Exception:  # torch raises nearly anything, some of it with advice to run a stranger's code
             raise ValueError("it is cut off, or not a file of tensors, numbers and text alone") from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], made_by: dict[str, str] | None = None) -> None:
+    """Write a .safetensors file, whole or not at all.
+
+    Raises:
+        OSError: The disk is full, or refuses for another reason.
+    """
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    try:
+        write_atomically(path, lambda temporary: save_file(contiguous, temporary, metadata=made_by))
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written ({error})") from None
 
 
 def _check_content(file: IO[bytes]) -> None:

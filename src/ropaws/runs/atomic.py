@@ -5,6 +5,7 @@ symbolic link to a file elsewhere; so temporaries are created exclusively, with 
 """
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -14,6 +15,8 @@ from typing import Any
 
 from ropaws.limits import JSON_FILE
 from ropaws.runs.opening import check_parsed, read_regular
+
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EROFS)  # of a disk that takes no more
 
 
 @contextlib.contextmanager
@@ -43,6 +46,10 @@ def replacing(path: Path, *, keep_old: Path | None = None) -> Iterator[Path]:
             refuse_link(keep_old)
             path.replace(keep_old)
         temporary.replace(path)
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:  # which file it was is not said
+            raise OSError(f"{path} could not be written ({error.strerror})") from None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

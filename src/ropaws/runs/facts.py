@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ropaws.data.augment import Normalization
@@ -21,7 +20,8 @@ from ropaws.data.sources import DataConfig
 from ropaws.data.splits import Labeled, write_split
 from ropaws.limits import JSON_FILE, TENSOR_FILE
 from ropaws.methods.soft_nn import LabeledEmbeddings
-from ropaws.runs.atomic import read_json, write_atomically, write_json, write_text
+from ropaws.models.torch_files import save_tensors
+from ropaws.runs.atomic import read_json, write_json, write_text
 from ropaws.runs.layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
 from ropaws.runs.opening import check_regular, open_regular, read_regular
 
@@ -193,9 +193,8 @@ def model_digest(run: Path) -> str:
 
 def save_support(run: Path, embeddings: Tensor, split: Labeled) -> None:
     """The labeled images as the trained network sees them, so that a run works without its data."""
-    tensors = {"embeddings": embeddings.contiguous(), "labels": split.labels}
-    made_by = {"model": model_digest(run)}
-    write_atomically(run / SUPPORT, lambda path: save_file(tensors, path, metadata=made_by))
+    tensors = {"embeddings": embeddings, "labels": split.labels}
+    save_tensors(run / SUPPORT, tensors, {"model": model_digest(run)})
 
 
 def load_support(run: Path, facts: DataFacts) -> LabeledEmbeddings | None:

@@ -112,10 +112,15 @@ def _take(file: Path, target: Path) -> int | None:
         if _is_still_there(file, descriptor):
             break
         os.close(descriptor)  # its last owner has removed it in the meantime: it locks nothing
+    with contextlib.suppress(OSError):  # a full disk has no room for the note; the lock holds without it
+        _write_note(descriptor)
+    return descriptor
+
+
+def _write_note(descriptor: int) -> None:
     os.truncate(descriptor, 0)
     note = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     os.write(descriptor, json.dumps(note).encode())
-    return descriptor
 
 
 def _is_still_there(file: Path, descriptor: int) -> bool:

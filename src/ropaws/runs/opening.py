@@ -72,7 +72,7 @@ def read_regular(path: Path, limit: Limit, *, inside: Path | None = None) -> byt
 def refuse_links(path: Path, inside: Path) -> None:
     """Raise an error if a part of the path below a folder is a symbolic link."""
     place = inside
-    for part in path.relative_to(inside).parts:
+    for part in path.relative_to(inside).parts if path.is_relative_to(inside) else ():
         place = place / part
         if place.is_symlink():
             raise OSError(

@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ropaws.batch import Outputs
 from ropaws.data.corpus import UNKNOWN
 from ropaws.limits import TENSOR_FILE
-from ropaws.runs.atomic import write_atomically
+from ropaws.models.torch_files import save_tensors
 from ropaws.runs.facts import LONGEST
 from ropaws.runs.opening import check_regular
 
@@ -72,8 +71,7 @@ def write_outputs(path: Path, kept: KeptOutputs, made_from: dict[str, str]) -> N
         "test.labels": test.labels,
         "fingerprint": kept.fingerprint,
     }
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda place: save_file(contiguous, place, metadata=made_from))
+    save_tensors(path, tensors, made_from)
 
 
 def read_outputs(

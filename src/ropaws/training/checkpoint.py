@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ropaws.limits import TENSOR_FILE
-from ropaws.models.torch_files import load_torch_file
-from ropaws.runs.atomic import make_folder, replacing, write_atomically
+from ropaws.models.torch_files import load_torch_file, save_tensors
+from ropaws.runs.atomic import make_folder, replacing
 from ropaws.runs.layout import CHECKPOINT, MODEL, PREVIOUS_CHECKPOINT, SNAPSHOTS
 from ropaws.runs.opening import check_regular
 
@@ -167,8 +167,7 @@ def save_model(run: Path, model: nn.Module) -> None:
 
 
 def _save_weights(file: Path, model: nn.Module) -> None:
-    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    write_atomically(file, lambda path: save_file(state, path))
+    save_tensors(file, model.state_dict())
 
 
 def save_snapshot(run: Path, model: nn.Module, steps: int) -> None:
