@@ -197,7 +197,7 @@ def test_batches_that_cannot_be_shared_are_refused(settings, tmp_path):
     )
     assert done.returncode != 0
     assert "train.batch=9 cannot be shared out evenly to 2 processes; use a multiple of 2" in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run/config.json").exists()  # torchrun may kill the first before it has tidied up
 
 
 def test_a_process_that_cannot_join_is_an_error(settings, tmp_path):
