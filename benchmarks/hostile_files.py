@@ -37,7 +37,8 @@ NUMBERS = (
     0.5, -0.0, 1e-320, 1e-30, 1e30, 1e308, math.nan, math.inf, -math.inf,
 )  # fmt: skip
 TEXTS = (
-    "", "x", "meta", "cuda:0", "mps", "auto", "nan", "../../outside", "/dev/zero", "/dev/stdin", "hf-hub:a/b",
+    "", "x", "meta", "cuda:0", "mps", "hpu", "privateuseone", "mkldnn", "auto", "nan",
+    "../../outside", "/dev/zero", "/dev/stdin", "hf-hub:a/b",
     "timm:hf-hub:a/b", "timm:local-dir:/tmp", "os:system", "\0", "\ud800", "\x1b[2J", "<script>",
     "wrn-1000-256", "wrn-28-30", "small-256", "resnet50", "features", "fashion-demo", "cifar10", "x.npz",
     "é" * 300, "9" * 5000,
