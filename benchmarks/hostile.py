@@ -108,6 +108,7 @@ def work(names: list[str], seed: int, first: int, last: int, whole: Path, *, lou
         os.chdir(box)
         import hostile_readers as readers
         import torch
+        import torch._dynamo  # when first needed it makes a folder in /tmp: torch, not a case
 
         torch.set_num_threads(1)
         watch = Watch(box)

@@ -184,7 +184,7 @@ def _label_an_image(box: Path) -> None:
 
 def as_trained(box: Path) -> None:
     """The device is the run's own word."""
-    _ = Run(box / RUN, console=QUIET).model
+    predict_images(Run(box / RUN, console=QUIET), box / IMAGES / "rgb.png")
 
 
 def page(box: Path) -> None:

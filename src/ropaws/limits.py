@@ -57,5 +57,5 @@ JSON_FILE = Limit("ROPAWS_MOST_JSON_BYTES", 256 * MB)
 PARSED = Limit("ROPAWS_MOST_PARSED_BYTES", 800 * MB, "bytes in memory")  # of a JSON file or a table
 TABLE_FILE = Limit("ROPAWS_MOST_TABLE_BYTES", 256 * MB)
 TENSOR_FILE = Limit("ROPAWS_MOST_TENSOR_BYTES", 16 * GB)  # weights, checkpoints, embeddings
-ARRAYS = Limit("ROPAWS_MOST_ARRAY_BYTES", 512 * MB, "bytes in memory")  # or ten times the size of the file
+ARRAYS = Limit("ROPAWS_MOST_ARRAY_BYTES", 256 * MB, "bytes in memory")  # or ten times the size of the file
 DATASET_FILE = Limit("ROPAWS_MOST_DATASET_BYTES", 4 * GB)  # an official file of a named dataset

@@ -247,6 +247,13 @@ def test_test_images_that_were_trained_with_need_no_word(with_tests, tmp_path):
     main(["evaluate", str(run), "--only", "soft-nn"])
 
 
+@pytest.mark.parametrize("device", ["meta", "hpu", "privateuseone", "mkldnn", "cuda:99", "", "\0"])
+def test_a_device_must_be_one_that_computes(run, whole, tmp_path, capsys, device):
+    changed_config(run, train={"device": device})
+    said = fails(capsys, "predict", run, whole.parent / "image.png", "--out", tmp_path / "out.csv")
+    assert "cannot be used here" in said
+
+
 # Weights
 
 

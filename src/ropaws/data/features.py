@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from ropaws.data.augment import AugmentConfig, Part, View
 from ropaws.data.corpus import Corpus, Images
 
+CHECKED = 1 << 14  # rows that are looked at together: copies of all would take too much memory
 MODERATE = 1e9  # size of features, and its inverse, up to which they can be squared and summed in float32
 IN_MEMORY = 1 << 29  # bytes of the features of a run up to which they are held
 
@@ -278,7 +279,8 @@ def check_features(values: Tensor, name: str = "features") -> None:
             f"{name} must be an array (n, d) of floating-point numbers, got {values.dtype}"
             f" {tuple(values.shape)}"
         )
-    bad = (~values.isfinite()).any(dim=1).nonzero()
+    parts = [(~part.isfinite()).any(dim=1) for part in values.split(CHECKED)]
+    bad = torch.cat(parts).nonzero()
     if len(bad):
         raise ValueError(
             f"{name}: row {int(bad[0])} is not finite ({len(bad)} such rows); repair or remove them"
@@ -291,7 +293,9 @@ def moderate_rows(values: Tensor) -> Tensor:
     Rows whose squares float32 cannot hold are scaled to 1 at most; all others stay as they are, bit by bit.
     (..., d)  ->  (..., d)
     """
-    largest = values.abs().amax(dim=-1, keepdim=True)
+    if len(values) == 0:
+        return values
+    largest = torch.cat([part.abs().amax(dim=-1, keepdim=True) for part in values.split(CHECKED)])
     extreme = (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
     return torch.where(extreme, values / largest, values) if bool(extreme.any()) else values
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import platform
+import warnings
 from typing import Literal
 
 import torch
@@ -27,10 +28,12 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "auto":
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about kinds of devices that are no more
+            device = torch.device(name)
+            float(torch.ones(1, device=device))  # "meta" would take it, and hold nothing
+    except Exception as error:  # torch raises nearly anything where a device or its driver is missing
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"train.device={name!r} cannot be used here ({reason}); try auto or cpu") from None
     return device
 

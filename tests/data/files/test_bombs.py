@@ -104,7 +104,7 @@ def test_an_archive_of_zeros_does_not_fill_memory(tmp_path):
                 stream.write(bytes(1000 * 64 * 64))
     assert (tmp_path / "a.npz").stat().st_size < 1_000_000
     with pytest.raises(
-        ValueError, match=r"614,400,128 bytes in memory, more than 536,870,912; .*ARRAY_BYTES"
+        ValueError, match=r"614,400,128 bytes in memory, more than 268,435,456; .*ARRAY_BYTES"
     ):
         load_arrays(tmp_path / "a.npz")
 

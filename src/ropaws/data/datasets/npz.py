@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ropaws.data.corpus import UNKNOWN, Corpus
-from ropaws.data.files.rows import MOST_CLASSES, check_images, class_names, load_arrays
+from ropaws.data.files.rows import MOST_CLASSES, check_images, check_row_count, class_names, load_arrays
 
 
 def read_npz(path: Path) -> Corpus:
@@ -27,6 +27,7 @@ def read_npz(path: Path) -> Corpus:
     if test_images.shape[1] != train_images.shape[1]:
         channels = f"{train_images.shape[1]} and {test_images.shape[1]}"
         raise ValueError(f"{path}: train_images and test_images must have the same channels, got {channels}")
+    check_row_count(len(train_images) + len(test_images), path)
     train_labels = _to_labels(arrays["train_labels"], len(train_images), f"{path}: train_labels")
     test_labels = _to_labels(
         arrays.get("test_labels", np.zeros(0, np.int64)), len(test_images), f"{path}: test_labels"
