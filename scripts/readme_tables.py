@@ -503,6 +503,13 @@ def explore_refit() -> str:
     return table(rows)
 
 
+def demo_time() -> str:
+    found = read("demo_time")
+    side, turn = (found["workers"].get(key, {}).get("seconds") for key in ("2", "1"))
+    turns = "" if turn is None else f", {turn:.0f} with its runs one after the other (`--workers 1`)"
+    return f"`make demo` takes {side:.0f} seconds on {found['cores']} cores{turns}."
+
+
 def time_to_accuracy() -> str:
     """Seconds to the accuracy that the paper's settings end with, means over the seeds."""
     names = {"garments": "garments, from scratch", "features": "CIFAR-10 + CIFAR-100, head on features"}
@@ -544,6 +551,7 @@ def time_to_accuracy() -> str:
 
 
 SECTIONS = {
+    "demo-time": demo_time,
     "time-to-accuracy": time_to_accuracy,
     "explore-map": explore_map,
     "explore-refit": explore_refit,

@@ -13,7 +13,7 @@ from rich.console import Console
 from ropaws.analysis.results import read_evaluation
 from ropaws.bench import side_by_side
 from ropaws.bench.side_by_side import Job, last_row, train_all
-from ropaws.bench.workers import run_all, threads_of
+from ropaws.bench.workers import Done, run_all, threads_of
 from ropaws.config import to_json
 from ropaws.methods import PAWS, Supervised
 from ropaws.recipes import with_seed
@@ -78,7 +78,7 @@ def test_side_by_side_is_as_one_after_the_other(data, tmp_path, monkeypatch):
 
 
 def test_ctrl_c_saves_all_runs_and_the_same_call_resumes(data, tmp_path, monkeypatch):
-    jobs = _jobs(data, tmp_path, steps=100)[:2]
+    jobs = _jobs(data, tmp_path, steps=60)[:2]
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     told = json.dumps([(to_json(job.config), str(job.folder)) for job in jobs])
@@ -92,13 +92,13 @@ def test_ctrl_c_saves_all_runs_and_the_same_call_resumes(data, tmp_path, monkeyp
     assert b"the same command resumes it" in errors
     assert _is_gone(process.pid)
     seen = [len(_steps(job.folder)) for job in jobs]
-    assert all(2 < count < 100 for count in seen)
+    assert all(2 < count < 60 for count in seen)
     saved = [torch.load(job.folder / "checkpoint.pt", weights_only=True)["next_step"] for job in jobs]
     assert saved == seen  # up to the last step, though checkpoints come after every second one
 
     monkeypatch.setattr(side_by_side, "evaluate", lambda folder, console: read_evaluation(folder))
     train_all(jobs, workers=1, console=Terminal(quiet=True))
-    assert all(_steps(job.folder) == list(range(100)) for job in jobs)
+    assert all(_steps(job.folder) == list(range(60)) for job in jobs)
 
 
 def _is_gone(group):
@@ -113,11 +113,20 @@ def _is_gone(group):
     return False
 
 
-def test_a_run_that_fails_is_named(data, tmp_path):
-    jobs = _jobs(data, tmp_path)[:2]
-    broken = [job._replace(config=tiny.config(data, batch=1000)) for job in jobs]
-    with pytest.raises(ValueError, match=r"(ropaws|paws): .*batch"):
-        train_all(broken, workers=2, console=Terminal(quiet=True))
+@pytest.mark.parametrize(
+    ("failure", "error"),
+    [(Done(0, None, "batch is too large"), ValueError), (Done(0, None, "oh", "Traceback"), RuntimeError)],
+)
+def test_a_run_that_fails_is_named(data, tmp_path, monkeypatch, failure, error):
+    def failing(_work, items, *, workers, started, tick):
+        started(0)
+        tick()
+        yield failure
+
+    monkeypatch.setattr(side_by_side, "run_all", failing)
+    jobs = _jobs(data, tmp_path)
+    with pytest.raises(error, match=f"{jobs[0].folder}: {failure.reason}"):
+        train_all(jobs, workers=2, console=Terminal(quiet=True))
 
 
 def _threads(_item):
