@@ -238,14 +238,20 @@ def compared(ours: dict[str, Any], paper: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize(work: Path, name: str) -> dict[str, Any] | None:
-    """All seeds; None while some are missing."""
-    paths = {way: [work / f"{name}-{way}-seed{seed}.json" for seed in SEEDS] for way in WAYS}
-    if not all(path.exists() for some in paths.values() for path in some):
+    """The seeds that both ways have; None where there is none."""
+    paths = [[work / f"{name}-{way}-seed{seed}.json" for way in WAYS] for seed in SEEDS]
+    pairs = [
+        [json.loads(path.read_text()) for path in pair]
+        for pair in paths
+        if all(path.exists() for path in pair)
+    ]
+    if not pairs:
         return None
-    runs = {way: [json.loads(path.read_text()) for path in some] for way, some in paths.items()}
-    seeds = [compared(*pair) for pair in zip(runs["ours"], runs["paper"], strict=True)]
-    found: dict[str, Any] = {"seeds": seeds, "steps": {way: runs[way][0]["steps"] for way in WAYS}}
-    found["runs"] = {way: [one["curve"] for one in some] for way, some in runs.items()}
+    found: dict[str, Any] = {
+        "seeds": [compared(*pair) for pair in pairs],
+        "steps": {way: run["steps"] for way, run in zip(WAYS, pairs[0], strict=True)},
+        "runs": {way: [pair[number]["curve"] for pair in pairs] for number, way in enumerate(WAYS)},
+    }
     for extra in ("extraction", "whole_network"):
         if (path := work / f"{name}-{extra}.json").exists():
             found[extra] = json.loads(path.read_text())
