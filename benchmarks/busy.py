@@ -6,22 +6,18 @@ python benchmarks/busy.py --turns 5     quicker and rougher
 The threads of OpenMP meet after every operation. How long a thread spins before it sleeps until the others
 have come is fixed when torch is loaded, so each way of waiting is a process of its own. All are started once
 and take turns: for a quarter of a second one of them takes training steps while the others sleep. The load is
-stated: 0, 1 or 2 programs that compute without a pause, on one thread each. "ours" is what the command line sets.
+stated: 0, 1 or 2 programs that compute without a pause, on one thread each. "ours" is what the command line
+sets.
 """
 
 import argparse
-import contextlib
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from step_time import training_steps
-from timing import write_results
+from timing import TurnTaker, answer_requests, median_ratio, programs_beside, turn_takers, write_results
 from torch import nn
 
 from ropaws import equations as eq
@@ -30,14 +26,13 @@ from ropaws.training.hardware import keep_freed_memory
 
 TURN_SECONDS = 0.25
 LOADS = (0, 1, 2)
-BUSY_PROGRAM = "while True: pass"
-TOUCHED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+TASKS = ("demo", "head")
 # The environment of each way, before torch is loaded.
 WAYS: dict[str, dict[str, str]] = {
     "default": {},
     "ours": WAITING,
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
-    **{f"spin {count}": {"GOMP_SPINCOUNT": str(count)} for count in (1_000, 3_000, 10_000, 30_000)},
+    **{f"spin {count}": {"GOMP_SPINCOUNT": str(count)} for count in (500, 1_000, 2_000, 4_000, 10_000)},
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 
@@ -58,80 +53,35 @@ def head_step() -> Callable[[], None]:
 
 
 def child() -> None:
-    """For each line "task seconds": take steps for so long, and answer with their mean seconds."""
+    """The mean seconds of a step of the task that is asked for."""
     keep_freed_memory()
     torch.manual_seed(0)
     demo = training_steps("demo", channels=1, size=28, classes=5)["ropaws"]
     tasks = {"demo": demo, "head": head_step()}
-    for task in (*tasks.values(), *tasks.values()):
-        task()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        name, seconds = line.split()
+
+    def take_steps(task: str) -> float:
         began, steps = time.perf_counter(), 0
-        while time.perf_counter() < began + float(seconds):
-            tasks[name]()
+        while steps == 0 or time.perf_counter() < began + TURN_SECONDS:
+            tasks[task]()
             steps += 1
-        print(json.dumps((time.perf_counter() - began) / steps), flush=True)
+        return (time.perf_counter() - began) / steps
+
+    answer_requests(take_steps)
 
 
-@contextlib.contextmanager
-def children() -> Iterator[dict[str, Callable[[str], float]]]:
-    """A function for each way of waiting: the mean seconds of a step of a task, taken now."""
-    plain = {name: value for name, value in os.environ.items() if name not in TOUCHED}
-    started = {
-        way: subprocess.Popen(
-            [sys.executable, __file__, "--child"],
-            env={**plain, **settings},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for way, settings in WAYS.items()
-    }
-
-    def ask(way: str, task: str) -> float:
-        process = started[way]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{task} {TURN_SECONDS}\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
-
-    try:
-        for process in started.values():
-            assert process.stdout is not None
-            process.stdout.readline()
-        yield {way: (lambda task, way=way: ask(way, task)) for way in started}
-    finally:
-        for process in started.values():
-            process.kill()
-
-
-@contextlib.contextmanager
-def programs_beside(count: int) -> Iterator[None]:
-    running = [subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for program in running:
-            program.kill()
-
-
-def measured(ask: dict[str, Callable[[str], float]], task: str, load: int, turns: int) -> dict[str, object]:
+def measured(takers: dict[str, TurnTaker], task: str, load: int, turns: int) -> dict[str, object]:
     """Steps per second of each way, and its speed against the default: medians over turns."""
-    seconds: dict[str, list[float]] = {way: [] for way in ask}
+    seconds: dict[str, list[float]] = {way: [] for way in takers}
     with programs_beside(load):
         for _ in range(turns):
-            for way, step in ask.items():
-                seconds[way].append(step(task))
-    default = seconds["default"]
+            for way, taker in takers.items():
+                seconds[way].append(taker.ask(task))
     return {
-        "steps_per_second": {way: round(1 / statistics.median(values), 2) for way, values in seconds.items()},
+        "steps_per_second": {way: round(1 / statistics.median(times), 2) for way, times in seconds.items()},
         "times_default": {
-            way: round(statistics.median(a / b for a, b in zip(default, values, strict=True)), 3)
-            for way, values in seconds.items()
+            way: round(median_ratio(seconds["default"], times), 3) for way, times in seconds.items()
         },
+        "turns": turns,
     }
 
 
@@ -140,17 +90,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--turns", type=int, default=25, help="turns of every way (default: 25)")
-    parser.add_argument("--loads", type=int, nargs="+", default=LOADS, help="programs beside (default: 0 1 2)")
+    parser.add_argument("--loads", type=int, nargs="+", default=LOADS, help="programs beside (0 1 2)")
+    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS, help="default: all")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         child()
         return
-    with children() as ask:
-        for task in ("demo", "head"):
+    with turn_takers({way: ([__file__, "--child"], settings) for way, settings in WAYS.items()}) as takers:
+        for task in options.tasks:
+            for taker in takers.values():
+                taker.ask(task)  # warm up
             for load in options.loads:
-                found = measured(ask, task, load, options.turns)
-                write_results("busy", {f"{task}, {load} programs beside": found})
+                found = measured(takers, task, load, options.turns)
+                write_results("busy", {f"{task}, {load} beside": found})
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(out + self.shortcut(x))
+        # In place: what a norm or convolution answers is not needed again, and memory is what these steps cost.
+        out: Tensor = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
+        return F.relu(out.add_(self.shortcut(x)), inplace=True)
 
 
 class SmallConvNet(nn.Module):
@@ -41,5 +42,5 @@ class SmallConvNet(nn.Module):
         self.features = widths[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.blocks(F.relu(self.norm(self.stem(images))))
+        features: Tensor = self.blocks(F.relu(self.norm(self.stem(images)), inplace=True))
         return features.mean(dim=(2, 3))
