@@ -19,9 +19,8 @@ class BasicBlock(nn.Module):
         self.downsample = _downsample(inputs, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        # In place: what a norm or convolution answers is not needed again, and memory is what these steps cost.
-        out: Tensor = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
-        return F.relu(out.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
 
 class Bottleneck(nn.Module):
@@ -40,10 +39,9 @@ class Bottleneck(nn.Module):
         self.downsample = _downsample(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = F.relu(self.bn2(self.conv2(out)), inplace=True)
+        out = F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
         out = self.bn3(self.conv3(out))
-        return F.relu(out.add_(x if self.downsample is None else self.downsample(x)), inplace=True)
+        return F.relu(out + (x if self.downsample is None else self.downsample(x)))
 
 
 def _downsample(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
@@ -77,7 +75,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(images)), inplace=True), 3, stride=2, padding=1)
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(images))), 3, stride=2, padding=1)
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
         return x.mean(dim=(2, 3))

@@ -18,9 +18,8 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        # In place: what a norm or convolution answers is not needed again, and memory is what these steps cost.
-        out: Tensor = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
-        return F.relu(out.add_(self.shortcut(x)), inplace=True)
+        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(out + self.shortcut(x))
 
 
 class SmallConvNet(nn.Module):
@@ -42,5 +41,5 @@ class SmallConvNet(nn.Module):
         self.features = widths[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.blocks(F.relu(self.norm(self.stem(images)), inplace=True))
+        features: Tensor = self.blocks(F.relu(self.norm(self.stem(images))))
         return features.mean(dim=(2, 3))

@@ -20,10 +20,9 @@ class WideBlock(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        # In place: what a norm or convolution answers is not needed again, and memory is what these steps cost.
-        active = F.relu(self.bn1(x), inplace=True)
-        residual: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active)), inplace=True))
-        return residual.add_(x if self.shortcut is None else self.shortcut(active))
+        active = F.relu(self.bn1(x))
+        residual: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))
+        return residual + (x if self.shortcut is None else self.shortcut(active))
 
 
 class WideResNet(nn.Module):
@@ -49,4 +48,4 @@ class WideResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.relu(self.norm(self.layers(images)), inplace=True).mean(dim=(2, 3))
+        return F.relu(self.norm(self.layers(images))).mean(dim=(2, 3))
