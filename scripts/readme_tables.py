@@ -63,6 +63,55 @@ def speed() -> str:
     )
 
 
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def reference_step() -> str:
+    """The step against the plain way, its parts, and what compiling it brings."""
+    results = read("reference_step")
+    loads = {"0 beside": "quiet machine", "1 beside": "one program beside"}
+    ways = {"ours fp32": "ours, float32", "ours": "ours", "ours compiled": "ours, compiled"}
+    rows = [
+        [name, *(f"{results[load]['times_as_fast_as_plain'][way]:.2f}" for load in loads)]
+        for way, name in ways.items()
+    ]
+    parts = {name: results[f"parts of {way}"] for way, name in (("ours", "bf16"), ("ours fp32", "float32"))}
+    kinds = list(parts["bf16"]["percent_by_kind"])
+    shares = [
+        [name, *(f"{part['percent_by_kind'][kind]:.1f}" for kind in kinds)] for name, part in parts.items()
+    ]
+    views, loss = (parts["bf16"]["percent_by_part"][part] for part in ("views", "optimizer"))
+    compiled = results["compilation"]
+    pays = compiled["pays_after_steps"]
+    after = "never pays here" if pays is None else f"pays after {pays:,} steps"
+    return (
+        f"{table(['times as fast as the plain way', *loads.values()], rows)}\n\n"
+        f"{table(['percent of our step', *kinds], shares)}\n\n"
+        f"Making the views is {views:.1f}% of the step in bf16, the optimizer {loss:.1f}%. `--train.compile` makes"
+        f" the step {compiled['times_as_fast']:.2f} times as fast, costs {compiled['seconds_at_the_start']:.0f}"
+        f" seconds at the start, and {after}."
+    )
+
+
+def busy() -> str:
+    """Speed of each way of waiting, against torch's default."""
+    results = read("busy")
+    columns = {
+        f"{task}, {load} beside": f"{name}, {words}"
+        for task, name in (("demo", "small network"), ("head", "head on features"))
+        for load, words in ((0, "quiet"), (1, "one beside"), (2, "two beside"))
+    }
+    ways = list(results["demo, 0 beside"]["times_default"])
+    rows = [
+        [way, *(f"{results[column]['times_default'][way]:.2f}" for column in columns)]
+        for way in ways
+        if way != "default"
+    ]
+    return table(["times as fast as torch's default", *columns.values()], rows)
+
+
 def posterior() -> str:
     results = read("posterior")
     head = ["supports, classes", "M", "exact", "iterative", "inverse", "memory exact", "memory iterative"]
@@ -518,6 +567,8 @@ SECTIONS = {
     "demo": lambda: comparison("demo"),
     "ablation": ablation,
     "speed": speed,
+    "reference-step": reference_step,
+    "busy": busy,
     "posterior": posterior,
     "communication": communication,
     "scaling": scaling,
