@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ropaws.local_exchange import LocalExchange, connect
+
 MINUTES = 30  # that a process waits for the others before it gives up
 BUCKET = 1 << 24  # bytes of gradients that are sent at once
 FEWEST_BUCKETS = 4  # of a small network, so that most are sent before the backward pass ends
@@ -76,9 +78,33 @@ def joined(device: torch.device) -> Iterator[Place]:
             f"{os.environ['MASTER_PORT']} ({reason})"
         ) from None
     try:
-        yield place()
+        with _local_exchange(backend):
+            yield place()
     finally:
         dist.destroy_process_group()
+
+
+_local: LocalExchange | None = None  # to the others, where all are on this machine and compute on its CPU
+
+
+@contextmanager
+def _local_exchange(backend: str) -> Iterator[None]:
+    global _local
+    rank, size, _ = place()
+    if backend == "gloo":
+        _local = connect(rank, size, _tell_all, seconds=60 * MINUTES)
+    try:
+        yield
+    finally:
+        if _local is not None:
+            _local.close()
+        _local = None
+
+
+def _tell_all(said: object) -> list[Any]:
+    answers: list[Any] = [None] * place().size
+    dist.all_gather_object(answers, said)
+    return answers
 
 
 def share(rows: int, at: Place | None = None) -> slice:
@@ -125,6 +151,8 @@ def stack_constants(value: Tensor) -> Tensor:
     """The same-shaped tensor of every process.   (...)  ->  (processes, ...)"""
     if place().size == 1:
         return value.detach()[None]
+    if _local is not None and _local.suits(value):
+        return _local.stack(value.detach())
     parts = [torch.empty_like(value) for _ in range(place().size)]
     dist.all_gather(parts, value.detach().contiguous())
     return torch.stack(parts)
@@ -133,9 +161,7 @@ def stack_constants(value: Tensor) -> Tensor:
 def sum_constants(value: Tensor) -> Tensor:
     """Sum over the processes without gradient."""
     value = value.detach().clone(memory_format=torch.contiguous_format)
-    if place().size > 1:
-        dist.all_reduce(value)
-    return value
+    return value if place().size == 1 else _sum(value)
 
 
 def all_mean(value: Tensor) -> Tensor:
@@ -163,8 +189,7 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *constants: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
+        gradient = _sum(gradient.contiguous())
         return gradient[ctx.start : ctx.start + ctx.count], *(None for _ in constants)
 
 
@@ -181,9 +206,15 @@ class _AllMean(torch.autograd.Function):
 
 
 def _mean(value: Tensor) -> Tensor:
-    value = value.clone(memory_format=torch.contiguous_format)
+    return _sum(value.clone(memory_format=torch.contiguous_format)) / place().size
+
+
+def _sum(value: Tensor) -> Tensor:
+    """Over the processes; may be the same tensor, in place."""
+    if _local is not None and _local.suits(value):
+        return _local.stack(value).sum(dim=0)
     dist.all_reduce(value)
-    return value / place().size
+    return value
 
 
 def _gather(several: Sequence[Tensor], lengths: list[int] | None = None) -> tuple[tuple[Tensor, ...], int]:
@@ -338,9 +369,7 @@ def any_process(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set anywhere: a signal may reach one process only, and all must stop alike."""
     if place().size == 1:
         return flag
-    value = torch.tensor(int(flag), device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return bool(value)
+    return bool(stack_constants(torch.tensor(flag, device=device)).any())
 
 
 def wait_for_all() -> None:
