@@ -49,7 +49,7 @@ WAYS = {"one process": (1, 1), "one process of two threads": (1, 2), "two proces
 
 def train(config: Path, out: Path, processes: int, threads: int) -> list[float]:
     """Seconds of each step."""
-    command = ["-m", "ropaws", "train", str(config), "--out", str(out)]
+    command = ["-m", "ropaws", "train", str(config), "--out", str(out), "--train.threads", str(threads)]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

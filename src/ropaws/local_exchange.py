@@ -36,7 +36,7 @@ class LocalExchange:
         """The same-shaped tensor of every process.   (...)  ->  (processes, ...)"""
         together = value.new_empty((len(self.peers) + 1, *value.shape))
         together[self.rank] = value
-        parts = [memoryview(_flat_bytes(part).numpy()) for part in together]
+        parts = [_flat_bytes(part) for part in together]
         for peer in self.peers.values():
             peer.sendall(parts[self.rank])
         for other, peer in self.peers.items():
@@ -48,8 +48,9 @@ class LocalExchange:
             peer.close()
 
 
-def _flat_bytes(value: Tensor) -> Tensor:
-    return value.view(-1).view(torch.uint8)
+def _flat_bytes(value: Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return value.view(-1).view(torch.uint8).numpy().data
 
 
 def _receive(other: int, peer: socket.socket, room: memoryview) -> None:
