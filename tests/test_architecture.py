@@ -15,8 +15,8 @@ SOURCE = Path(ropaws.__file__).parent
 # before it in its own level.
 LEVELS = (
     (
-        "naming", "limits", "terminal", "runs.layout", "runs.opening", "runs.atomic", "batch", "distributed",
-        "equations",
+        "naming", "limits", "terminal", "runs.layout", "runs.opening", "runs.atomic", "batch",
+        "cores", "local_exchange", "distributed", "equations",
     ),
     ("data", "models"),
     ("methods", "training"),

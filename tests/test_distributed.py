@@ -28,7 +28,7 @@ WORKER = ROOT / "tests/torchrun_worker.py"
 
 def environment():
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))}
-    return {**plain, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**plain, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 def free_port():

@@ -47,6 +47,8 @@ class TrainConfig:
     """Compile the backbone with torch.compile: starts slower, then runs faster."""
     log: tuple[TrackerName, ...] = ()
     """Besides metrics.jsonl: tensorboard, wandb."""
+    threads: int | None = None
+    """Threads that each process computes with. None: its share of the machine's cores, or OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
         # Two images per batch at the least: batch norm has no statistics of a single one.
@@ -55,6 +57,8 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be at least {least}, got {value}")
         if self.keep_every is not None and self.keep_every < 1:
             raise ValueError(f"train.keep_every must be at least 1, got {self.keep_every}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"train.threads must be at least 1, or None, got {self.threads}")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"train.seed must be at least 0 and below 2^63, got {self.seed}")
 

@@ -373,11 +373,11 @@ def propagate_until(
     _check_positive(tolerance=tolerance)
     start = to_support @ labels.to(to_support.dtype)
     probs, movement = start, start.new_tensor(math.inf)
+    whole = gather(probs)
     for _ in range(most):
-        new = start + to_unlabeled @ gather(probs)
-        # As one row, so that all parts see the largest movement and stop together.
-        movement = gather((new - probs).abs().amax()[None]).amax()
-        probs = new
+        probs = start + to_unlabeled @ whole
+        before, whole = whole, gather(probs)
+        movement = (whole - before).abs().amax()  # of all parts, which stop together
         if movement <= tolerance:
             break
     return probs, movement

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropaws import equations as eq
 from ropaws.batch import Embeddings, Support
-from ropaws.distributed import all_gather, all_sum, gather_constants, place
+from ropaws.distributed import all_gather_with, all_sum, place
 
 KEPT = 0.95  # share of the labeled points that the threshold takes for in-class
 TYPICAL_PRIOR = 0.7  # prior that a labeled point gets from the nearest one of its class, by default
@@ -40,14 +40,11 @@ class GlobalSupport(NamedTuple):
 
 def gather_support(embedded: Embeddings, support: Support, smoothing: float) -> GlobalSupport:
     """The labels travel with the embeddings, whatever part of the classes a process has."""
-    labels, identity = gather_constants(support.labels), gather_constants(support.identity)
-    classes = gather_constants(support.classes)
-    return GlobalSupport(
-        all_gather(embedded.z),
-        gather_constants(embedded.h),
-        smooth(labels, smoothing),
-        Support(support.images[:0], labels, identity, classes),
+    z, h, labels, identity, classes = all_gather_with(
+        embedded.z, embedded.h, support.labels, support.identity, support.classes
     )
+    known = Support(support.images[:0], labels, identity, classes)
+    return GlobalSupport(z, h, smooth(labels, smoothing), known)
 
 
 def global_mean(anchors: Tensor, weights: Tensor | None, sharpen_temperature: float) -> Tensor | None:
@@ -55,7 +52,8 @@ def global_mean(anchors: Tensor, weights: Tensor | None, sharpen_temperature: fl
     if place().size == 1:
         return None
     total, weight = eq.prediction_sum(anchors, weights, sharpen_temperature=sharpen_temperature)
-    return all_sum(total) / all_sum(weight).clamp_min(eq.TINY)
+    together = all_sum(torch.cat([total, weight[None]]))
+    return together[:-1] / together[-1].clamp_min(eq.TINY)
 
 
 def anchor_predictions(

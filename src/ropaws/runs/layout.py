@@ -34,7 +34,7 @@ LINEAR_RESULTS = "linear.json"
 # that differ in these alone are repetitions of one another.
 WITHOUT_EFFECT = frozenset((
     "train.device", "train.precision", "train.checkpoint_every", "train.keep_every", "train.compile",
-    "train.log",
+    "train.log", "train.threads",
     "data.workers", "data.cache", "data.cache_gb", "data.memory_gb", "data.download", "data.root",
     "data.feature_cache",
 ))  # fmt: skip

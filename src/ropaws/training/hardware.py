@@ -1,11 +1,16 @@
-"""What the machine can do: device, precision, memory."""
+"""What the machine can do: device, precision, threads, memory."""
 
 import ctypes
+import os
 import platform
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
+
+from ropaws.cores import own_cores, processes_here
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -58,6 +63,31 @@ def fast_at_bf16(device: torch.device) -> bool:
         checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
         return any(getattr(torch.cpu, check, bool)() for check in checks)
     return False
+
+
+@contextmanager
+def threads_for(asked: int | None) -> Iterator[None]:
+    """Compute with as many threads as asked, or as are this process's share of the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(asked or choose_threads(os.environ, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_threads(environment: Mapping[str, str], before: int) -> int:
+    """The cores shared out to the processes of this machine, unless the user has set OMP_NUM_THREADS.
+
+    torchrun sets it to 1 where the user has not; which of them said 1 cannot be known. before: what torch
+    would use, which for a single process is right but where a container allows less.
+    """
+    several = processes_here(environment) > 1
+    said = environment.get("OMP_NUM_THREADS")
+    by_torchrun = said == "1" and several and "TORCHELASTIC_RUN_ID" in environment
+    if said is not None and not by_torchrun:
+        return before
+    return own_cores(environment) if several else min(before, own_cores(environment))
 
 
 def keep_freed_memory() -> None:

@@ -58,6 +58,7 @@ from ropaws.training.hardware import (
     Precision,
     choose_device,
     keep_freed_memory,
+    threads_for,
 )
 from ropaws.training.interrupt import stop_between_steps
 from ropaws.training.loop import Taken, TrainingDivergedError, finish, fit
@@ -179,7 +180,7 @@ def _train_run(
             f"data.split: no file at {config.data.split}; every run has one: RUN/split.txt"
         )
     device = choose_device(config.train.device, planned_place().local_rank)
-    with joined(device) as at:
+    with joined(device) as at, threads_for(config.train.threads):
         console = _console(console, at)
         # All that can be wrong with the settings and the data is found before anything is written.
         corpus = corpus or _load_in_turn(config.data, console, at, files)
@@ -249,7 +250,7 @@ def _resume_run(
     config = read_run_config(run)
     facts = read_facts(run)
     device = choose_device(config.train.device, planned_place().local_rank)
-    with joined(device) as at:
+    with joined(device) as at, threads_for(config.train.threads):
         console = _console(console, at)
         corpus = corpus or _load_in_turn(config.data, console, at)
         check_same_data(run, facts, corpus)

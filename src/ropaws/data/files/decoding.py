@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
+from ropaws.cores import own_cores
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.rows import ArrayRow
 from ropaws.data.files.saved_datasets import DatasetRow
@@ -201,7 +202,7 @@ def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int |
 
     Only a few chunks are under way at a time: memory does not grow with the number of images.
     """
-    workers = (os.cpu_count() or 1) if workers is None else workers
+    workers = own_cores() if workers is None else workers
     if workers < 2 or len(items) <= CHUNK:
         yield from map(function, items)
         return

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ropaws.cores import own_cores
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.decoding import (
     ImageRef,
@@ -55,7 +56,7 @@ class ImageStack:
 
     @property
     def worker_count(self) -> int:
-        return self.workers or os.cpu_count() or 1
+        return self.workers or own_cores()
 
     def __len__(self) -> int:
         return len(self.files)
