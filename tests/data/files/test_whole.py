@@ -58,7 +58,7 @@ def mixed(tmp_path):
     ]
 
 
-def stream_of(images, view=CROP_ONLY, *, crop_only=True):
+def stream_of(images, view=CROP_ONLY):
     views = {"one": view, "other": view}
     data = TrainingData(images, torch.arange(3), torch.tensor([0, 1, 0]), PLAIN)
     return BatchStream(data, views, view, SupportConfig(images_per_class=1, views=2), 4, seed=0, size=16)
@@ -174,7 +174,7 @@ def test_views_of_any_proportions_are_finite(aspect, seed):
     random = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (4, 3, 12, 12), dtype=torch.uint8, generator=random)
     aspects = torch.tensor([aspect, 1.0, 1 / aspect, aspect])
-    for view in (
+    for view in (CROP_ONLY, WeakView(size=8), WeakView(size=12, padding=1.0), StrongView(size=8)):
         replace(CROP_ONLY, size=8),
         WeakView(size=8),
         WeakView(size=12, padding=1.0),
