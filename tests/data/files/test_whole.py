@@ -175,11 +175,6 @@ def test_views_of_any_proportions_are_finite(aspect, seed):
     images = torch.randint(0, 256, (4, 3, 12, 12), dtype=torch.uint8, generator=random)
     aspects = torch.tensor([aspect, 1.0, 1 / aspect, aspect])
     for view in (CROP_ONLY, WeakView(size=8), WeakView(size=12, padding=1.0), StrongView(size=8)):
-        replace(CROP_ONLY, size=8),
-        WeakView(size=8),
-        WeakView(size=12, padding=1.0),
-        StrongView(size=8),
-    ):
         found = view.pixels(images, random, None, aspects)
         assert found.isfinite().all()
         assert found.min() >= 0
