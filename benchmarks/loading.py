@@ -7,12 +7,16 @@ A few thousand JPEGs of about 500 x 375 are generated. First, images a second: b
 in batches and in random order, as squares of 110 px (for views of 96) and of 256 px (for views of 224),
 interleaved. The plain way is what peers do: open, convert, resize the shorter side, crop the center, to a
 float tensor. Ours is measured without a cache, and with one that was filled before; whole images are read, as
-random views are made of them, and the central squares of --data.crop center besides. Then, the loader's
+random views are made of them, and the central squares of --data.crop center besides. Then, milliseconds of
+single steps in one thread, also of those that were tried and not kept (simplejpeg's, where it is installed:
+pip install simplejpeg; it is no dependency). Last, the loader's
 share of a training step at 96, 160 and 224 px: the time that the loop waits for data, of all its time.
 """
 
 import argparse
 import functools
+import importlib.util
+import io
 import itertools
 import statistics
 import tempfile
@@ -33,7 +37,7 @@ from ropaws.data.augment import Normalization
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.decoding import read_batch
 from ropaws.data.files.streaming import ImageStack
-from ropaws.data.files.whole import Crop
+from ropaws.data.files.whole import Crop, squeeze
 from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import SupportConfig
@@ -45,6 +49,7 @@ from ropaws.training.optim import LARS
 IMAGES, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
 SIZES = {96: 110, 224: 256}  # pixels of a view: pixels that are kept of an image
 STEPS = 8
+WAYS = 60  # images that single steps are tried on
 
 
 def write_images(folder: Path) -> list[Path]:
@@ -140,6 +145,38 @@ def images_per_second(paths: list[Path], folder: Path) -> dict[str, object]:
     return results
 
 
+def milliseconds_of_ways(paths: list[Path], size: int) -> dict[str, float]:
+    """Of decoding and of resizing an image, each alone."""
+    contents = [path.read_bytes() for path in paths]
+    decoded = [Image.open(path).convert("RGB") for path in paths]
+    ways: dict[str, Callable[[int], object]] = {
+        "decode, Pillow": lambda i: Image.open(io.BytesIO(contents[i])).load(),
+        "decode, Pillow, YCbCr": lambda i: drafted(contents[i], "YCbCr", size).load(),
+        "resize, Pillow": lambda i: decoded[i].resize((size, size), Image.Resampling.BILINEAR),
+        "resize, torch": lambda i: squeeze(decoded[i], size),
+    }
+    if importlib.util.find_spec("simplejpeg") is not None:
+        import simplejpeg
+
+        ways["decode, simplejpeg"] = lambda i: simplejpeg.decode_jpeg(contents[i])
+        ways["decode at 3/4 or so, simplejpeg"] = lambda i: simplejpeg.decode_jpeg(
+            contents[i], min_height=size, min_width=size
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    seconds = interleaved(
+        {name: lambda w=way: [w(i) for i in range(len(paths))] for name, way in ways.items()}, 3 * REPEATS
+    )
+    torch.set_num_threads(threads)
+    return {name: round(1000 * statistics.median(s) / len(paths), 2) for name, s in seconds.items()}
+
+
+def drafted(content: bytes, mode: str, size: int) -> Image.Image:
+    image = Image.open(io.BytesIO(content))
+    image.draft(mode, (size, size))
+    return image
+
+
 def loader_share(paths: list[Path], folder: Path) -> dict[str, object]:
     """Of a step of a small network with two large views: how long the loop waits for images."""
     results: dict[str, object] = {}
@@ -197,9 +234,7 @@ def timed_steps(source: BatchStream, model, method) -> tuple[list[float], list[f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", choices=("reading", "training"), help="one part; the other keeps its figures"
-    )
+    parser.add_argument("--only", choices=("reading", "ways", "training"), help="one part of the three")
     only = parser.parse_args().only
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as place:
@@ -213,9 +248,11 @@ def main() -> None:
             "images": IMAGES, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
             "batch": BATCH, "workers": WORKERS, "turns": REPEATS,
         }  # fmt: skip
-        if only != "training":
+        if only in (None, "reading"):
             results |= images_per_second(paths, folder)
-        if only != "reading":
+        if only in (None, "ways"):
+            results["ways"] = milliseconds_of_ways(paths[:WAYS], SIZES[224])
+        if only in (None, "training"):
             results["training"] = loader_share(paths, folder)
     write_results("loading", results)
 

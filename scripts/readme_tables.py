@@ -31,9 +31,17 @@ def ablation() -> str:
     return comparison("demo_ablation", {key: name for key, name in COLUMNS.items() if key != "seconds"})
 
 
-def memory(command: dict[str, Any]) -> str:
+def memory(command: dict) -> str:
     """Of a file more."""
     return f"{max(0, command['bytes_more_per_file']) / 1000:.1f} kB"
+
+
+def reading_ways() -> str:
+    """What single steps of reading an image take."""
+    kept = {"decode, Pillow": "yes", "resize, torch": "for whole images", "resize, Pillow": "for squares"}
+    rows = [["step", "ms per image", "used"], ["---", "---:", "---"]]
+    rows += [[way, f"{ms:.2f}", kept.get(way, "no")] for way, ms in sorted(read("loading")["ways"].items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def speed() -> str:
@@ -54,7 +62,7 @@ def speed() -> str:
             f"- JPEGs of about 500 x 375 are read {plain[0]} times as fast as by a plain Dataset and"
             f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times"
             f" from the cache; training on this CPU waits for images at most {wait:.1%} of the time.",
-            f"- Of {many['files']:,} small files `check` reads {many['check']['files_per_second']:,} per second"
+            f"- Of {many['files']:,} small files `check` reads {many['check']['files_per_second']:,} a second"
             f" and `predict` with a small network {many['predict']['files_per_second']:,}; each file takes"
             f" {memory(many['check'])} and {memory(many['predict'])} of memory, most of it for its name.",
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
@@ -681,6 +689,7 @@ BENCHES = {
     "bench-control": bench_control,
     "bench-shift": bench_shift,
     "methods-cost": methods_cost,
+    "reading-ways": reading_ways,
 }
 
 
