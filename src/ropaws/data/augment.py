@@ -4,6 +4,7 @@ Parameters come from a generator on the CPU, so one seed gives the same views on
 images are worked on where they are.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -147,6 +148,13 @@ def augment(
     aspects: Tensor | None = None,
 ) -> Tensor:
     """One normalized random view of each image.   uint8 (n, channels, h, w)  ->  (n, channels, size, size)"""
+    if aspects is None or bool((aspects == 1).all()):
+        return normalize.apply_(view.pixels(images, generator, part))
+    if "aspects" not in inspect.signature(view.pixels).parameters:
+        raise ValueError(
+            f"{type(view).__name__}.pixels takes no `aspects`, which it needs for images that are not square;"
+            " add it (docs/add-a-method.md), or use --data.crop center"
+        )
     return normalize.apply_(view.pixels(images, generator, part, aspects))
 
 

@@ -13,7 +13,7 @@ from PIL import ExifTags, Image
 
 import ropaws
 from ropaws.config import from_json, to_json
-from ropaws.data.augment import ASPECT, AugmentConfig, Normalization, Part, random_boxes
+from ropaws.data.augment import ASPECT, AugmentConfig, Normalization, Part, augment, random_boxes
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.decoding import read_batch, read_square, read_whole
 from ropaws.data.files.reading import Decoding, decode, no_watch
@@ -205,6 +205,21 @@ def test_views_do_not_depend_on_how_a_batch_is_shared_out(view):
     for rows in (torch.arange(4), torch.arange(4, 10)):
         part = view.pixels(images[rows], torch.Generator().manual_seed(0), Part(rows, 10), aspects[rows])
         torch.testing.assert_close(part, all_views[rows], rtol=0, atol=2 / 255)
+
+
+class OldView:
+    """As views of a person's own were before: of square images alone."""
+
+    def pixels(self, images, generator, part=None):
+        return images.float() / 255
+
+
+def test_a_view_that_knows_no_proportions_says_so():
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    for aspects in (None, torch.ones(2)):
+        assert len(augment(images, OldView(), PLAIN, torch.Generator(), None, aspects)) == 2
+    with pytest.raises(ValueError, match=r"OldView\.pixels takes no `aspects`.*--data\.crop center"):
+        augment(images, OldView(), PLAIN, torch.Generator(), None, torch.tensor([1.0, 2.0]))
 
 
 def test_weak_views_of_long_images_are_squares_at_random_places(tmp_path):
