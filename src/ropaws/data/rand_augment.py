@@ -148,9 +148,7 @@ class WeakView:
         lengths = torch.stack([side * aspects, side / aspects], dim=1).round().clamp(1, side)  # (k, 2)
         pads = (self.padding * lengths).floor()
         most = int(pads.max())
-        padded = geometric_ops.shifted_crop(
-            images, torch.full((len(images), 2), -most), side + 2 * most
-        )  # continues as its mirror image
+        padded = geometric_ops.shifted_crop(images, torch.full((len(images), 2), -most), side + 2 * most)
         corners = (share * (side - lengths + 2 * pads)).round() - pads + most
         boxes = torch.cat([corners, lengths], dim=1).to(images.device)
         return image_ops.resized_crop(padded, boxes, self.size, flip=flip.to(images.device)).clamp_(0, 1)

@@ -153,21 +153,24 @@ class _Pixels:
     """Images as they are decoded."""
 
     def __init__(self, count: int, size: int) -> None:
-        shape = (count, 3, size, size)
-        # For all that may come; what is not filled takes no memory.
-        self.squares, self.wholes = np.empty(shape, np.uint8), np.empty(shape, np.uint8)
+        self.shape = (count, 3, size, size)
+        self.squares = np.empty(self.shape, np.uint8)
+        self.wholes = np.empty((0, 3, size, size), np.uint8)
         self.place: list[int] = []
         self.aspects: list[float] = []
         self.count = 0  # whole images that are not square
 
     def add(self, found: Found) -> None:
-        odd = found.whole is not None and found.aspect != 1
         self.squares[len(self.place)] = found.square.transpose(2, 0, 1)
-        if found.whole is not None and odd:
+        if found.whole is None or found.aspect == 1:
+            self.place.append(-1)
+        else:
+            if self.count == 0:  # room for all that may come; what is not filled takes no memory
+                self.wholes = np.empty(self.shape, np.uint8)
             self.wholes[self.count] = found.whole.transpose(2, 0, 1)
-        self.place.append(self.count if odd else -1)
+            self.place.append(self.count)
+            self.count += 1
         self.aspects.append(found.aspect)
-        self.count += odd
 
     def images(self) -> Images:
         """A tensor, if all are square or seen in the center alone."""
