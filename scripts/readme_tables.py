@@ -31,9 +31,12 @@ def ablation() -> str:
     return comparison("demo_ablation", {key: name for key, name in COLUMNS.items() if key != "seconds"})
 
 
-def memory(command: dict) -> str:
-    """Of a file more."""
-    return f"{max(0, command['bytes_more_per_file']) / 1000:.1f} kB"
+def megabytes(many: dict, command: str) -> str:
+    return f"{many[command][str(many['files'])]['megabytes']:,}"
+
+
+def kilobytes(many: dict, command: str) -> str:
+    return f"{many[command]['bytes_more_per_file'] / 1000:.1f}"
 
 
 def reading_ways() -> str:
@@ -62,9 +65,11 @@ def speed() -> str:
             f"- JPEGs of about 500 x 375 are read {plain[0]} times as fast as by a plain Dataset and"
             f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times"
             f" from the cache; training on this CPU waits for images at most {wait:.1%} of the time.",
-            f"- Of {many['files']:,} small files `check` reads {many['check']['files_per_second']:,} a second"
-            f" and `predict` with a small network {many['predict']['files_per_second']:,}; each file takes"
-            f" {memory(many['check'])} and {memory(many['predict'])} of memory, most of it for its name.",
+            f"- Of {many['files']:,} small files `check` looks at {many['check']['files_per_second']:,} per"
+            f" second and `predict` with a small network at {many['predict']['files_per_second']:,}. They take"
+            f" {megabytes(many, 'check')} and {megabytes(many, 'predict')} MB with their worker processes, and"
+            f" each further file {kilobytes(many, 'check')} and {kilobytes(many, 'predict')} kB: its name, and"
+            " in `check` a thumbnail.",
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
