@@ -31,12 +31,18 @@ def ablation() -> str:
     return comparison("demo_ablation", {key: name for key, name in COLUMNS.items() if key != "seconds"})
 
 
-def megabytes(many: dict, command: str) -> str:
-    return f"{many[command][str(many['files'])]['megabytes']:,}"
-
-
-def kilobytes(many: dict, command: str) -> str:
-    return f"{many[command]['bytes_more_per_file'] / 1000:.1f}"
+def many_files() -> str:
+    many = read("many_files")
+    check, predict = many["check"], many["predict"]
+    count = str(many["files"])
+    megabytes = [f"{command[count]['megabytes']:,}" for command in (check, predict)]
+    kilobytes = [f"{command['bytes_more_per_file'] / 1000:.1f}" for command in (check, predict)]
+    return (
+        f"- Of {many['files']:,} small files `check` looks at {check['files_per_second']:,} per second and"
+        f" `predict` with a small network at {predict['files_per_second']:,}. They take"
+        f" {' and '.join(megabytes)} MB with their worker processes, and each further file"
+        f" {' and '.join(kilobytes)} kB: its name, and in `check` a thumbnail."
+    )
 
 
 def reading_ways() -> str:
@@ -49,7 +55,7 @@ def reading_ways() -> str:
 
 def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
-    step, loading, many = read("step_time"), read("loading"), read("many_files")
+    step, loading = read("step_time"), read("loading")
     pools = read("propagation")["sizes"]
     ten, million = pools["generated 10000"], pools["generated 1000000"]["ropaws"]
     rival = pools["generated 50000"]["LabelSpreading knn"]
@@ -65,11 +71,7 @@ def speed() -> str:
             f"- JPEGs of about 500 x 375 are read {plain[0]} times as fast as by a plain Dataset and"
             f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times"
             f" from the cache; training on this CPU waits for images at most {wait:.1%} of the time.",
-            f"- Of {many['files']:,} small files `check` looks at {many['check']['files_per_second']:,} per"
-            f" second and `predict` with a small network at {many['predict']['files_per_second']:,}. They take"
-            f" {megabytes(many, 'check')} and {megabytes(many, 'predict')} MB with their worker processes, and"
-            f" each further file {kilobytes(many, 'check')} and {kilobytes(many, 'predict')} kB: its name, and"
-            " in `check` a thumbnail.",
+            many_files(),
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
