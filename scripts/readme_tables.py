@@ -31,6 +31,28 @@ def ablation() -> str:
     return comparison("demo_ablation", {key: name for key, name in COLUMNS.items() if key != "seconds"})
 
 
+def many_files() -> str:
+    many = read("many_files")
+    check, predict = many["check"], many["predict"]
+    count = str(many["files"])
+    megabytes = [f"{command[count]['megabytes']:,}" for command in (check, predict)]
+    kilobytes = [f"{command['bytes_more_per_file'] / 1000:.1f}" for command in (check, predict)]
+    return (
+        f"- Of {many['files']:,} small files `check` looks at {check['files_per_second']:,} per second and"
+        f" `predict` with a small network at {predict['files_per_second']:,}. They take"
+        f" {' and '.join(megabytes)} MB with their worker processes, and each further file"
+        f" {' and '.join(kilobytes)} kB: its name, and in `check` a thumbnail."
+    )
+
+
+def reading_ways() -> str:
+    """What single steps of reading an image take."""
+    kept = {"decode, Pillow": "yes", "resize, torch": "for whole images", "resize, Pillow": "for squares"}
+    rows = [["step", "ms per image", "used"], ["---", "---:", "---"]]
+    rows += [[way, f"{ms:.2f}", kept.get(way, "no")] for way, ms in sorted(read("loading")["ways"].items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
     step, loading = read("step_time"), read("loading")
@@ -49,6 +71,7 @@ def speed() -> str:
             f"- JPEGs of about 500 x 375 are read {plain[0]} times as fast as by a plain Dataset and"
             f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times"
             f" from the cache; training on this CPU waits for images at most {wait:.1%} of the time.",
+            many_files(),
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
@@ -724,6 +747,7 @@ BENCHES = {
     "bench-control": bench_control,
     "bench-shift": bench_shift,
     "methods-cost": methods_cost,
+    "reading-ways": reading_ways,
 }
 
 
