@@ -154,6 +154,21 @@ class Run:
         vars(earlier).update(facts=self.facts, corpus=self.corpus)
         return earlier
 
+    def in_full_precision(self) -> "Run":
+        """The same run in float32 on the CPU, whatever it was trained in."""
+        exact = Run(
+            self.path,
+            device="cpu",
+            pool=self.pool_limit,
+            console=self.console,
+            corpus=self._given_corpus,
+            test=self._test,
+        )
+        exact.config = replace(self.config, train=replace(self.config.train, precision="fp32"))
+        known = {name: vars(self)[name] for name in ("facts", "support", "corpus") if name in vars(self)}
+        vars(exact).update(known)
+        return exact
+
     @cached_property
     def support(self) -> LabeledEmbeddings:
         """The labeled images as the network sees them; computed again if lost, or of another model."""
