@@ -12,4 +12,7 @@ def in_blocks(rows: Tensor, size: int) -> Sequence[Tensor]:
     All rows in one while a model is exported (prediction/exported.py): how many they are is then a symbol,
     and a graph cannot have a number of parts that depends on it.
     """
-    return [rows] if isinstance(rows.shape[0], torch.SymInt) else rows.split(size)
+    if isinstance(rows.shape[0], torch.SymInt):
+        return [rows]
+    parts: Sequence[Tensor] = rows.split(size)
+    return parts

@@ -206,7 +206,6 @@ def in_domain_scores(queries: Tensor, support: Tensor, prior_temperature: float)
     if queries.shape[0] == 0:
         return queries.new_empty(0)
     parts = [
-        eq.in_domain_prior(part, support, temperature=prior_temperature)
-        for part in in_blocks(queries, BLOCK)
+        eq.in_domain_prior(part, support, temperature=prior_temperature) for part in in_blocks(queries, BLOCK)
     ]
     return torch.cat(parts)
