@@ -248,8 +248,9 @@ def _limits(run: Run, evaluation: Evaluation) -> list[str]:
     counts = torch.bincount(run.facts.split.labels, minlength=len(run.class_names))
     least, most = int(counts.min()), int(counts.max())
     lines = [
-        f"- It knows what {least} to {most} labels per class and its pool show; images of another origin,"
-        " camera or time may be judged worse, and no figure here speaks of them.",
+        f"- It knows what {most if least == most else f'{least} to {most}'} labels per class and its pool"
+        " show; images of another origin, camera or time may be judged worse, and no figure here speaks of"
+        " them.",
         "- It gives every image one class; an image that shows several has one of them at best.",
         "- Whether it treats groups of people alike was not measured.",
     ]
