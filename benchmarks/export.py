@@ -4,8 +4,8 @@ python benchmarks/export.py --data FOLDER [--work FOLDER]     writes results/exp
 
 FOLDER of --data has cifar10.npz (bench_data.py). Its images become JPEGs of 320 x 240 pixels; vehicles are
 the classes, with ten labels each, and animals are in the pool and in the test images without a class. A run
-on frozen features of EfficientNet-Lite0 is trained in --work, once, and exported in three ways. Whole commands
-are timed as processes, turn by turn, and the networks alone in this process on batches of 16 images.
+on frozen features of EfficientNet-Lite0 is trained in --work, once, and exported in three ways. Whole
+commands are timed as processes, turn by turn, the networks alone in this process on batches of 16 images.
 """
 
 import argparse
