@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# What a person who builds from the sdist needs or wants to read; not tests, results of benchmarks, or the site.
+# What a person who builds from the sdist needs or reads; neither tests nor results of benchmarks.
 BESIDE = {
     "CHANGELOG.md", "CITATION.cff", "LICENSE", "PKG-INFO", "README.md", "constraints.txt", "examples",
     "pyproject.toml", "src", ".gitignore",
@@ -35,6 +35,9 @@ def check(folder: Path) -> None:
     assert version is not None
     assert sdist.name == f"ropaws-{version[1]}.tar.gz", f"{sdist.name} is not of version {version[1]}"
     assert wheel.name.startswith(f"ropaws-{version[1]}-"), f"{wheel.name} is not of version {version[1]}"
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited is not None
+    assert cited[1] == version[1], f"CITATION.cff is not of version {version[1]}"
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()} - {""}
     strangers = {name.partition("/")[0] for name in inside} - BESIDE
