@@ -31,7 +31,7 @@ PLACES = {part: (level, place) for level, row in enumerate(LEVELS) for place, pa
 REPORT_IMPORTS = {"limits", "runs.layout", "runs.opening", "runs.atomic"}
 REPORT_USERS = 5  # level from which on it may be imported
 # The one exception: what people ask of a Run is answered higher up, and imported when it is asked.
-VERBS = ("evaluate", "predict", "suggest", "report")
+VERBS = ("evaluate", "predict", "suggest", "report", "export")
 ANSWERS = ("analysis", "prediction")
 
 

@@ -296,8 +296,16 @@ def moderate_rows(values: Tensor) -> Tensor:
     if len(values) == 0:
         return values
     largest = torch.cat([part.abs().amax(dim=-1, keepdim=True) for part in values.split(CHECKED)])
-    extreme = (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
-    return torch.where(extreme, values / largest, values) if bool(extreme.any()) else values
+    return moderate_by(values, largest) if bool(_is_extreme(largest).any()) else values
+
+
+def moderate_by(values: Tensor, largest: Tensor) -> Tensor:
+    """moderate_rows, with the largest magnitude of each row.   (..., d), (..., 1)  ->  (..., d)"""
+    return torch.where(_is_extreme(largest), values / largest, values)
+
+
+def _is_extreme(largest: Tensor) -> Tensor:
+    return (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
 
 
 def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:

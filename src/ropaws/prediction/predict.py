@@ -257,7 +257,7 @@ def predict_images(
     size = run.config.data.image_size
     squares, names = [], []
     for image in _one_by_one(images):
-        squares.append(_square(image, size))
+        squares.append(square_pixels(image, size))
         names.append(str(image) if isinstance(image, Path | str) else "")
     if not squares:
         return []
@@ -298,7 +298,8 @@ def _array_image(array: NDArray[Any]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
-def _square(image: ImageLike, size: int) -> NDArray[np.uint8]:
+def square_pixels(image: ImageLike, size: int) -> NDArray[np.uint8]:
+    """The central square of an image as the network gets it.   ->  (size, size, 3)"""
     if isinstance(image, Path | str):
         try:
             return read_square(Path(image), size)
