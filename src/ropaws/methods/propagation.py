@@ -202,11 +202,56 @@ def pool_posterior(
     solved = solve_voters(
         points[chosen], support, labels, kernel, iterations=iterations, tolerance=tolerance, memory=memory
     )
-    if len(chosen) == len(points):
-        return eq.complete_posterior(solved.mass)
-    mass = ask_voters(points, support, labels, solved, kernel, memory=memory)
-    mass[chosen] = solved.mass  # they do not vote for themselves
+    return part_posterior(points, support, labels, solved, kernel, own=chosen, memory=memory)
+
+
+def part_posterior(
+    points: Tensor,
+    support: Tensor,
+    labels: Tensor,
+    voters: Voters,
+    kernel: Kernel,
+    *,
+    own: Tensor,
+    start: int = 0,
+    memory: int = MEMORY,
+) -> eq.Posterior:
+    """The same of a part of the pool, by voters that are solved.
+
+    points (n, d): those of the pool from position start on; own (m,): positions of the voters, ascending
+    """
+    first, last = torch.searchsorted(own, torch.tensor([start, start + len(points)])).tolist()
+    if last - first == len(points):
+        return eq.complete_posterior(voters.mass[first:last])
+    mass = ask_voters(points, support, labels, voters, kernel, memory=memory)
+    mass[own[first:last] - start] = voters.mass[first:last]  # they do not vote for themselves
     return eq.complete_posterior(mass)
+
+
+class Electorate:
+    """The voters of a pool that comes in parts: those that choose_voters would choose by all keys.
+
+    Args:
+        voters: Number of points that vote, at most.
+    """
+
+    def __init__(self, *, voters: int = VOTERS) -> None:
+        self.voters = voters
+        self.points = torch.empty(0, 0)  # (m, d)
+        self.positions = torch.empty(0, dtype=torch.long)  # (m,) in the pool, ascending
+        self.keys = torch.empty(0, dtype=torch.long)
+        self.seen = 0  # points of the pool so far
+
+    def add(self, points: Tensor, keys: Tensor) -> None:
+        """The next part.   points (n, d), keys (n,)"""
+        everyone = torch.cat([self.keys, keys]) if self.seen else keys
+        kept = choose_voters(len(everyone), self.voters, keys=everyone)
+        before = kept[kept < len(self.keys)]
+        new = kept[len(before) :] - len(self.keys)
+        self.points = torch.cat([self.points[before], points[new]]) if self.seen else points[new]
+        self.positions = torch.cat([self.positions[before], new + self.seen])
+        self.keys = everyone[kept]
+        self.seen += len(points)
 
 
 def held_out_in_domain(
