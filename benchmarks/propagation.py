@@ -36,8 +36,8 @@ from ropaws.data.sources import DataConfig, load_corpus
 warnings.filterwarnings("ignore", category=ConvergenceWarning)
 DIMS, CLASSES, OTHERS, LABELS = 128, 10, 5, 25
 METHODS: dict[str, Callable[[], Any]] = {
-    "ropaws": lambda: _closed_form(),
-    "ropaws, all vote": lambda: _closed_form(voters=None),
+    "ropaws": lambda: closed_form(),
+    "ropaws, all vote": lambda: closed_form(voters=None),
     "LabelSpreading rbf": lambda: LabelSpreading(kernel="rbf", gamma=5),
     "LabelSpreading knn": lambda: LabelSpreading(kernel="knn"),
     "LabelPropagation rbf": lambda: LabelPropagation(kernel="rbf", gamma=5),
@@ -55,7 +55,7 @@ SIZES: dict[int, list[str]] = {
 }
 
 
-def _closed_form(**settings: Any) -> RoPAWSClassifier:
+def closed_form(**settings: Any) -> RoPAWSClassifier:
     """Label propagation alone, with the paper's prior: no head, no logistic regression."""
     return RoPAWSClassifier(head=None, prior="distance", temperature=0.1, regression_share=0, **settings)
 

@@ -309,13 +309,15 @@ def neighbor_weights(
     _check_points("queries", queries, "support", support)
     _check_positive(temperature=temperature, label_ratio=label_ratio)
     voters = queries[rows]
-    to_support = cosine(voters, support) / temperature + label_boost(len(queries), len(support), label_ratio)
+    boost = label_boost(len(queries), len(support), label_ratio)
+    to_support = cosine(voters, support).div_(temperature).add_(boost)  # in place: copies take longer
     if support_weights is not None:
-        to_support = to_support + support_weights.log()
-    to_unlabeled = cosine(voters, queries) / temperature
+        to_support.add_(support_weights.log())
+    to_unlabeled = cosine(voters, queries).div_(temperature)
     if not self_vote:
         positions = torch.arange(len(queries), device=queries.device)
-        to_unlabeled = to_unlabeled.masked_fill(positions[rows, None] == positions, -math.inf)
+        own = positions[rows]
+        to_unlabeled[torch.arange(len(own), device=own.device), own] = -math.inf
     votes = torch.cat([to_support, to_unlabeled], dim=1).softmax(dim=1)
     return votes[:, : len(support)], votes[:, len(support) :]
 

@@ -18,7 +18,7 @@ from ropaws import equations as eq
 from ropaws.cli.main import main
 from ropaws.data.files.decoding import read_square
 from ropaws.methods import LabeledEmbeddings
-from ropaws.methods.propagation import held_out_in_domain, pool_posterior
+from ropaws.methods.propagation import Electorate, held_out_in_domain, pool_posterior
 from ropaws.prediction import predict as predict_module
 from ropaws.prediction.predict import Predictor
 from ropaws.runs.facts import model_digest
@@ -193,7 +193,7 @@ def test_propagation_depends_on_neither_the_order_of_the_files_nor_the_batches(
     trained, tmp_path, monkeypatch
 ):
     """Also where only some of the images vote."""
-    for function in (pool_posterior, held_out_in_domain):
+    for function in (Electorate.__init__, held_out_in_domain):
         monkeypatch.setitem(function.__kwdefaults__, "voters", 8)
     files = sorted((trained[1] / "pool").iterdir())
     shuffled = [files[i] for i in np.random.default_rng(0).permutation(len(files))]

@@ -316,10 +316,11 @@ def principal_components(features: Features, count: int, *, block: int = 2048) -
     """
     dims = features.shape[1]
     total, products = torch.zeros(dims, dtype=torch.float64), torch.zeros(dims, dims, dtype=torch.float64)
-    first = F.normalize(features[torch.arange(min(block, len(features)))], dim=1)
+    first = F.normalize(features[: min(block, len(features))], dim=1)
     offset = first.mean(dim=0)  # so that float32 is enough
-    for rows in torch.arange(len(features)).split(block):
-        centered = F.normalize(features[rows], dim=1) - offset
+    for start in range(0, len(features), block):
+        unit = F.normalize(features[start : start + block], dim=1) if start else first
+        centered = unit - offset
         total += centered.sum(dim=0)
         products += centered.T @ centered
     shift = total / max(1, len(features))
