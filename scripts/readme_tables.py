@@ -87,11 +87,6 @@ def speed() -> str:
     )
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def reference_step() -> str:
     """The step against the plain way, its parts, and what compiling it brings."""
     results = read("reference_step")
@@ -111,11 +106,11 @@ def reference_step() -> str:
     pays = compiled["pays_after_steps"]
     after = "never pays here" if pays is None else f"pays after {pays:,} steps"
     return (
-        f"{table(['times as fast as the plain way', *loads.values()], rows)}\n\n"
-        f"{table(['percent of our step', *kinds], shares)}\n\n"
-        f"Making the views is {views:.1f}% of the step in bf16, the optimizer {loss:.1f}%. `--train.compile` makes"
-        f" the step {compiled['times_as_fast']:.2f} times as fast, costs {compiled['seconds_at_the_start']:.0f}"
-        f" seconds at the start, and {after}."
+        f"{table([['times as fast as the plain way', *loads.values()], *rows])}\n\n"
+        f"{table([['percent of our step', *kinds], *shares])}\n\n"
+        f"Making the views is {views:.1f}% of the step in bf16, the optimizer {loss:.1f}%. `--train.compile`"
+        f" makes the step {compiled['times_as_fast']:.2f} times as fast, costs"
+        f" {compiled['seconds_at_the_start']:.0f} seconds at the start, and {after}."
     )
 
 
@@ -133,7 +128,7 @@ def busy() -> str:
         for way in ways
         if way != "default"
     ]
-    return table(["times as fast as torch's default", *columns.values()], rows)
+    return table([["times as fast as torch's default", *columns.values()], *rows])
 
 
 def posterior() -> str:
