@@ -25,7 +25,7 @@ def available_cores() -> int:
     """Cores that this process may run on, and a container's limit pays for; at least 1."""
     known = hasattr(os, "sched_getaffinity")
     allowed = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
-    return max(1, min(allowed, math.ceil(_container_limit())))
+    return max(1, math.ceil(min(allowed, _container_limit())))
 
 
 def processes_here(environment: Mapping[str, str]) -> int:
