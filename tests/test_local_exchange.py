@@ -78,8 +78,13 @@ def test_a_process_that_cannot_be_reached_leaves_all_without():
 
 def test_a_process_that_ends_while_others_wait_is_an_error():
     mine, theirs = socket.socketpair()
+
+    def read_and_end():
+        theirs.recv(12)
+        theirs.close()
+
     with mine:
-        threading.Timer(0.1, theirs.close).start()
+        threading.Thread(target=read_and_end).start()
         with pytest.raises(RuntimeError, match=r"process 1 does not answer .*it has ended"):
             LocalExchange(0, {1: mine}).stack(torch.zeros(3))
 
