@@ -1,71 +1,57 @@
-"""Cores of this process, and cores that others keep busy."""
+"""The cores that a process may use, as launchers and containers say."""
 
 import os
-import subprocess
-import sys
-import time
 
 import pytest
-import torch
 
-from ropaws.cores import CoreTimes, busy_elsewhere, core_times
-from ropaws.training.hardware import LoadWatch
-
-START = CoreTimes(moment=100.0, machine=5000.0, own=40.0)
+from ropaws import cores
+from ropaws.cores import own_cores, processes_here
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+def slurm(**more):
+    return {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)", **more}
 
 
-def later(seconds, *, others, own):
-    return CoreTimes(START.moment + seconds, START.machine + others + own, START.own + own)
+def test_launchers_say_how_many_processes_share_the_machine():
+    assert processes_here({}) == 1
+    assert processes_here({"LOCAL_WORLD_SIZE": "8", "RANK": "3", "WORLD_SIZE": "64"}) == 8
+    assert processes_here(slurm()) == 2
+    several = {"SLURM_NTASKS": "20", "SLURM_TASKS_PER_NODE": "8(x2),4"}
+    assert [processes_here(slurm(**several, SLURM_NODEID=str(node))) for node in range(3)] == [8, 8, 4]
+    assert processes_here(slurm(SLURM_STEP_TASKS_PER_NODE="1")) == 1  # a step may have fewer than the job
+    assert processes_here(slurm(SLURM_NTASKS="1")) == 1  # a shell inside an allocation
 
 
-def test_what_others_use_is_what_we_do_not():
-    assert busy_elsewhere(START, later(10, others=12, own=7)) == pytest.approx(1.2)
-    assert busy_elsewhere(START, later(10, others=-0.3, own=7)) == 0  # counters tick at different moments
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 16),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4),
+        ({"LOCAL_WORLD_SIZE": "32"}, 1),
+        (slurm(SLURM_CPUS_ON_NODE="16"), 8),  # every task may use all cores
+        (slurm(SLURM_CPUS_ON_NODE="32"), 16),  # SLURM has bound each to half of them
+        (slurm(SLURM_CPUS_PER_TASK="3"), 3),
+    ],
+)
+def test_processes_share_the_cores(monkeypatch, environment, expected):
+    monkeypatch.setattr(cores, "available_cores", lambda: 16)
+    assert own_cores(environment) == expected
 
 
-def test_counters_of_the_system(tmp_path):
-    stat = tmp_path / "stat"
-    ticks = os.sysconf("SC_CLK_TCK")
-    stat.write_text(f"cpu  {3 * ticks} {ticks} {2 * ticks} 999 888 0 {ticks} 0 {50 * ticks} 0\ncpu0 1 2 3\n")
-    assert core_times(stat).machine == 7  # without idle, waiting, and guests, who are counted already
-    assert core_times(tmp_path / "missing") is None
-
-
-@pytest.mark.skipif(core_times() is None, reason="only Linux counts the time of its cores")
-def test_a_program_beside_is_seen():
-    before = core_times()
-    program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        time.sleep(1.0)
-        assert busy_elsewhere(before, core_times()) > 0.2  # a share of a core, however crowded they are
-    finally:
-        program.kill()
-        program.wait()
-
-
-@pytest.mark.usefixtures("two_threads")
-def test_advice_is_given_once_and_only_when_it_is_true():
-    watch = LoadWatch(START)
-    assert watch.advice(later(5, others=10, own=1)) is None  # too early to say
-    advice = watch.advice(later(12, others=12, own=9))
-    assert "1.0 of" in advice
-    assert "--train.threads 1" in advice
-    assert watch.advice(later(30, others=30, own=9)) is None
-    assert LoadWatch(START).advice(later(12, others=3, own=20)) is None  # nearly quiet
-
-
-def test_one_thread_waits_for_nobody():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert LoadWatch(START).advice(later(12, others=20, own=9)) is None
-    finally:
-        torch.set_num_threads(before)
+def test_a_container_may_allow_less_than_the_machine_has(tmp_path, monkeypatch):
+    limit = cores._container_limit
+    assert limit(tmp_path) == float("inf")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert limit(tmp_path) == float("inf")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert limit(tmp_path) == 1.5
+    older = tmp_path / "older/cpu"
+    older.mkdir(parents=True)
+    (older / "cpu.cfs_period_us").write_text("100000\n")
+    for quota, expected in (("-1\n", float("inf")), ("400000\n", 4.0)):
+        (older / "cpu.cfs_quota_us").write_text(quota)
+        assert limit(tmp_path / "older") == expected
+    monkeypatch.setattr(cores, "_container_limit", lambda: 0.5)
+    assert cores.available_cores() == 1
+    monkeypatch.setattr(cores, "_container_limit", lambda: float("inf"))
+    assert 1 <= cores.available_cores() <= os.cpu_count()

@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -37,10 +37,12 @@ class LocalExchange:
         together = value.new_empty((len(self.peers) + 1, *value.shape))
         together[self.rank] = value
         parts = [_flat_bytes(part) for part in together]
-        for peer in self.peers.values():
-            peer.sendall(parts[self.rank])
         for other, peer in self.peers.items():
-            _receive(other, peer, parts[other])
+            with _naming(other):
+                peer.sendall(parts[self.rank])
+        for other, peer in self.peers.items():
+            with _naming(other):
+                _receive(peer, parts[other])
         return together
 
     def close(self) -> None:
@@ -53,12 +55,20 @@ def _flat_bytes(value: Tensor) -> memoryview:
     return value.view(-1).view(torch.uint8).numpy().data
 
 
-def _receive(other: int, peer: socket.socket, room: memoryview) -> None:
+def _receive(peer: socket.socket, room: memoryview) -> None:
     while room:
         count = peer.recv_into(room)
         if not count:
-            raise RuntimeError(f"process {other} has ended in the middle of a step")
+            raise ConnectionError("it has ended")
         room = room[count:]
+
+
+@contextlib.contextmanager
+def _naming(other: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RuntimeError(f"process {other} does not answer in the middle of a step ({error})") from None
 
 
 def connect(
