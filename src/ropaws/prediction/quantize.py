@@ -96,7 +96,8 @@ def quantize(model: Any, calibration: NDArray[Any], *, early: float = EARLY) -> 
 
     with tempfile.TemporaryDirectory() as folder, quiet("", "root"):
         prepared, out = Path(folder) / "prepared.onnx", Path(folder) / "int8.onnx"
-        quant_pre_process(model, str(prepared), skip_symbolic_shape=True)
+        out.write_bytes(model.SerializeToString())
+        quant_pre_process(str(out), str(prepared), skip_symbolic_shape=True)
         convolutions = [node.name for node in onnx.load(str(prepared)).graph.node if node.op_type == "Conv"]
         quantize_static(
             str(prepared),
