@@ -785,8 +785,8 @@ def export_files() -> str:
     return (
         f"{table(rows)}\n\nLabeling a folder of {command['images']} JPEGs, everything from the start of the"
         f" program on, the script takes 1/{command['script_times_as_fast']:.2f} of the time of"
-        f" `ropaws predict`, and {command['same_answer']:.1%} of the answers are the same. The run computes in"
-        f" {own.get('type', 'float32')} here, the file in float32; in float32 both differ by at most"
+        f" `ropaws predict`, and {command['same_answer']:.1%} of the answers are the same. The run computes"
+        f" in {own.get('type', 'float32')} here, the file in float32; in float32 both differ by at most"
         f" {apart:.1e} ({verified['on']})."
     )
 

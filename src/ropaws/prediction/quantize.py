@@ -23,7 +23,7 @@ BATCH = 16
 # the work, and rounding them changes most of the labels that change (`python benchmarks/export.py`).
 EARLY = 0.25
 TURNS = 5  # of the two files, one after the other
-POOL = "pool images"
+POOL, CALIBRATION = "pool images", "pool images, which int8 was calibrated on too"
 
 
 class Quantized(NamedTuple):
@@ -73,7 +73,8 @@ def _measured(run: Run, calibrated: torch.Tensor) -> OwnInputs:
         rows = known[torch.linspace(0, len(known) - 1, min(MEASURED, len(known))).long()]
         return OwnInputs(squares(run, run.corpus.test_images, rows), labels[rows].numpy(), "test images")
     rows = pool_rows(run, MEASURED, but=calibrated)
-    return OwnInputs(squares(run, run.corpus.train_images, rows), np.full(len(rows), -1), POOL)
+    source = CALIBRATION if bool(torch.isin(rows, calibrated).all()) else POOL
+    return OwnInputs(squares(run, run.corpus.train_images, rows), np.full(len(rows), -1), source)
 
 
 def quantize(model: Any, calibration: NDArray[Any], *, early: float = EARLY) -> Any:
@@ -96,7 +97,8 @@ def quantize(model: Any, calibration: NDArray[Any], *, early: float = EARLY) -> 
 
     with tempfile.TemporaryDirectory() as folder, quiet("", "root"):
         prepared, out = Path(folder) / "prepared.onnx", Path(folder) / "int8.onnx"
-        quant_pre_process(model, str(prepared), skip_symbolic_shape=True)
+        out.write_bytes(model.SerializeToString())
+        quant_pre_process(str(out), str(prepared), skip_symbolic_shape=True)
         convolutions = [node.name for node in onnx.load(str(prepared)).graph.node if node.op_type == "Conv"]
         quantize_static(
             str(prepared),
