@@ -136,8 +136,8 @@ print(peak[0] - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 def test_no_copy_of_a_large_array_is_made(tmp_path):
-    """150,000 x 256: 154 MB. Any copy of it, in float16 even, is more than what is allowed."""
-    rows, dims = 150_000, 256
+    """200,000 x 256: 205 MB, of which a copy is more than what is allowed."""
+    rows, dims = 200_000, 256
     array = open_memmap(tmp_path / "rows.npy", "w+", np.float32, (rows, dims))
     block = np.random.default_rng(0).normal(size=(1000, dims)).astype(np.float32)
     for start in range(0, rows, 1000):
@@ -145,4 +145,4 @@ def test_no_copy_of_a_large_array_is_made(tmp_path):
     array.flush()
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "rows.npy")]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert int(told) < array.nbytes // 3
+    assert int(told) < array.nbytes // 2
