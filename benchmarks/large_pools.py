@@ -4,16 +4,18 @@ python benchmarks/large_pools.py [--largest 10000000] [--work FOLDER] [--only es
 
 The rows are those of the embedded garments (128 principal components of the pixels) over and over, each with
 noise of its own: real in kind, but for time and memory only; accuracy is in propagation.py. One file of
-float32 rows serves all sizes and is deleted at the end. Every measurement is a process of its own: seconds on
-the wall, seconds of CPU, and the peak of anonymous memory (RssAnon, every 5 ms) above what it was before, which
-leaves out the pages of the mapped file that the system can drop at any time. Arrays that are asked for, such as
-`transduction_` with 8 bytes per row, are counted. What is done can be interrupted: sizes that are in
-results/propagation.json already are left out, unless --again. Needs 512 bytes of disk per row, and as many for
-the tables.
+float32 rows serves all sizes and is deleted when all tasks are done. Every measurement has its own process:
+seconds on the wall, seconds of CPU, and the peak of anonymous memory (RssAnon, every 5 ms) above what it was
+before, which leaves out the pages of the mapped file that the system can drop at any time. Answers, such as
+`transduction_` with 8 bytes per row, are counted. It can be interrupted: sizes that are in
+results/propagation.json already are left out, unless --again. Needs 512 bytes of disk per row, and half as
+many for a table.
 """
 
 import argparse
 import contextlib
+import ctypes
+import gc
 import json
 import math
 import os
@@ -24,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from propagation import DIMS, closed_form, embedded
@@ -145,6 +146,8 @@ class Peak(threading.Thread):
 def alone(work: Path, task: str, count: int) -> None:
     """One measurement in this process: prints it as JSON."""
     TASKS[task](work, 2000) if task != "predict --propagate" else ropaws.Run(work / RUN).model
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed memory goes back, or it would hide what comes
     before, peak = anonymous(), Peak()
     peak.start()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -190,7 +193,8 @@ def main() -> None:
             measured[str(count)] = json.loads(told.splitlines()[-1])
             found[task]["slope"] = slope(measured) if len(measured) > 1 else None
             write_results("propagation", {"scale": found})
-    shutil.rmtree(options.work)
+    if set(options.only) == set(TASKS):
+        shutil.rmtree(options.work)
 
 
 if __name__ == "__main__":

@@ -250,8 +250,15 @@ class PoolPass:
         (b, d) where those are known. rows (k,): the images to look at; by default all, in their order.
         """
         rows = torch.arange(len(self)) if rows is None else rows.cpu()
-        parts = [function(self._views(part)) for part in rows[share(len(rows))].split(PASS_BATCH)]
-        return gather_constants(torch.cat(parts))
+        rows = rows[share(len(rows))]
+        first, *rest = rows.split(PASS_BATCH)
+        answer = function(self._views(first))
+        # Made once: many small answers between large blocks that come and go would scatter the memory.
+        found = answer.new_empty(len(rows), *answer.shape[1:])
+        found[: len(first)] = answer
+        for number, part in enumerate(rest, start=1):
+            found[number * PASS_BATCH : number * PASS_BATCH + len(part)] = function(self._views(part))
+        return gather_constants(found)
 
     def _views(self, rows: Tensor) -> Tensor:
         images = self.data.images

@@ -32,10 +32,11 @@ from ropaws.evaluation.neighbors import Neighbors, nearest
 from ropaws.methods import encoder_of
 from ropaws.methods.propagation import Electorate
 from ropaws.prediction.spreading import HeldRows, Spread, Verdicts, needs_plain_score
-from ropaws.runs.run import BATCH, Run, open_run
+from ropaws.runs.run import Run, open_run
 
 ImageLike = Path | str | Image.Image | NDArray[np.uint8]
 ImageSource = Path | str | Image.Image | Iterable[ImageLike] | NDArray[np.uint8] | NDArray[np.floating[Any]]
+ROWS = 4096  # rows of features that are looked at together
 NO_KEYS = torch.empty(0, dtype=torch.long)
 CHANNELS = (1, 3, 4)  # of an image in an array: gray, RGB, RGB with transparency
 
@@ -229,15 +230,15 @@ def _row_batches(predictor: Predictor, table: FeatureTable) -> Iterator[_Batch]:
         raise ValueError(f"{run.path} takes images, not features: it has trained its whole network")
     if own != dims:
         raise ValueError(f"{run.path} takes features of {dims} dimensions, got {own}; use the same backbone")
-    for start in range(0, len(table), BATCH):
-        part = table.features[start : start + BATCH]
+    for start in range(0, len(table), ROWS):
+        part = table.features[start : start + ROWS]
         keys = _keys(part.numpy()) if predictor.propagate else NO_KEYS
-        yield _Batch(table.names[start : start + BATCH], FeatureRows(part), keys)
+        yield _Batch(table.names[start : start + ROWS], FeatureRows(part), keys)
 
 
 def _embedded_rows(predictor: Predictor, table: FeatureTable) -> Iterator[Tensor]:
-    for start in range(0, len(table), BATCH):
-        yield predictor.run.embed(FeatureRows(table.features[start : start + BATCH]))
+    for start in range(0, len(table), ROWS):
+        yield predictor.run.embed(FeatureRows(table.features[start : start + ROWS]))
 
 
 def _keys(images: Iterable[NDArray[Any]]) -> Tensor:
