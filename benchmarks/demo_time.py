@@ -1,6 +1,6 @@
 """Seconds of the whole demo, with its runs side by side and one after the other.
 
-python benchmarks/demo_time.py [--workers 2 1]
+python benchmarks/demo_time.py [--workers 3 1]
 
 On a quiet machine: what the clock shows from the command to the last file, with starting Python, training
 three methods, evaluating them and writing the pages. Each number of workers is measured once, in a folder of
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 1])
+    parser.add_argument("--workers", type=int, nargs="+", default=[3, 1])
     options = parser.parse_args()
     for workers in options.workers:
         before = os.getloadavg()[0]

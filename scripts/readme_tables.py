@@ -572,7 +572,7 @@ def explore_refit() -> str:
 
 def demo_time() -> str:
     found = read("demo_time")
-    side, turn = (found["workers"].get(key, {}).get("seconds") for key in ("2", "1"))
+    side, turn = (found["workers"].get(key, {}).get("seconds") for key in ("3", "1"))
     turns = "" if turn is None else f", {turn:.0f} with its runs one after the other (`--workers 1`)"
     return f"`make demo` takes {side:.0f} seconds on {found['cores']} cores{turns}."
 

@@ -40,8 +40,8 @@ class Demo:
     steps: int | None = None
     """Training steps of each run; fewer for a quick look."""
     workers: int | None = None
-    """Runs that are trained side by side, each on its share of the cores; by default one per core, and one
-    after the other on a GPU."""
+    """Runs that are trained side by side, each on its share of the cores; by default one per core, or all
+    where they are few more, and one after the other on a GPU."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:

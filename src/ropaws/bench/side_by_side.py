@@ -25,6 +25,7 @@ from ropaws.training.progress import PLAIN_LINE_SECONDS, training_bars
 from ropaws.training.train import resume, train
 
 WARNING = "Warning:"  # what the lines of a run begin with that a person must see
+MOST_PER_CORE = 1.5  # runs that share a core
 
 
 class Job(NamedTuple):
@@ -35,9 +36,14 @@ class Job(NamedTuple):
 
 
 def default_workers(runs: int) -> int:
-    """One per core, and one for a GPU: its memory is not shared out."""
+    """One per core, or all runs where they are few more: then no core is idle while the last one is trained.
+
+    One for a GPU: its memory is not shared out.
+    """
+    if choose_device("auto").type != "cpu":
+        return 1
     cores = os.cpu_count() or 1
-    return min(cores, runs) if choose_device("auto").type == "cpu" else 1
+    return runs if runs <= MOST_PER_CORE * cores else cores
 
 
 def train_all(jobs: Sequence[Job], *, workers: int, console: Console) -> list[Evaluation]:
