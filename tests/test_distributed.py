@@ -28,7 +28,7 @@ WORKER = ROOT / "tests/torchrun_worker.py"
 
 def environment():
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV"))}
-    return {**plain, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return {**plain, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 def free_port():
@@ -88,6 +88,9 @@ def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(tmp_pat
 
 def test_collectives_with_rows_that_differ_in_number(tmp_path):
     found = run_worker("functions", tmp_path, 2)
+    assert found["sockets"]
+    for name, value in found["by_gloo"].items():
+        torch.testing.assert_close(value, found[name], rtol=0, atol=0)
     whole = torch.arange(10.0).view(5, 2)
     weights = torch.linspace(1, 2, 10).view(5, 2)
     assert torch.equal(found["gathered"], whole)
@@ -100,6 +103,46 @@ def test_collectives_with_rows_that_differ_in_number(tmp_path):
     assert everywhere.tolist() == [1.5, 1.5]
     assert once.tolist() == [0.5, 0.5]
     assert without == [None, None]  # zeros would let weight decay change a weight that no process uses
+
+    together, numbers, flags = found["together"]
+    assert torch.equal(together, whole)
+    assert torch.equal(found["known"], whole)
+    assert numbers.tolist() == [0, 1, 2, 10, 11]
+    assert flags.tolist() == [False, True, True, True, True]
+
+
+def test_gradients_exchanged_during_the_backward_pass_are_the_same_to_the_bit(tmp_path):
+    for name, ways in run_worker("exchange", tmp_path, 2).items():
+        assert len(ways["after"]) == 3
+        for after, during in zip(ways["after"], ways["during"], strict=True):
+            assert after.keys() == during.keys(), name
+            assert all(torch.equal(value, during[key]) for key, value in after.items()), name
+
+
+def test_buckets_are_sent_while_the_backward_pass_runs(tmp_path):
+    found = run_worker("overlap", tmp_path, 2)
+    assert found["buckets"] == [6, 6, 6]  # the first has the layer that goes unused
+    _, *steps = "; ".join(found["events"]).split("step ")
+    # At first the unused layer's bucket is awaited; from then on it is the last.
+    first = "pass over; bucket 0; bucket 1; bucket 2"
+    assert first in steps[0]
+    for step in steps[1:]:
+        order = step.split("; ")
+        assert order.index("bucket 1") < order.index("layer 2")
+        assert order.index("bucket 1") < order.index("bucket 2") < order.index("pass over")
+        assert order.index("bucket 0") == order.index("pass over") + 1
+    layers = {f"0.{number}.{kind}" for number in range(8) for kind in ("weight", "bias")}
+    assert all(gradients.keys() == layers for gradients in found["gradients"])
+
+
+@pytest.mark.parametrize("said", [None, "3"])
+def test_processes_share_the_cores_unless_the_user_says_otherwise(tmp_path, monkeypatch, said):
+    chosen = {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
+    if said is not None:
+        chosen["OMP_NUM_THREADS"] = said
+    monkeypatch.setattr("tests.test_distributed.environment", lambda: chosen)
+    found = run_worker("threads", tmp_path, 2)["threads"]
+    assert found == [1, 4 if said is None else 1, 3, 1]
 
 
 def test_batch_norm_sees_the_global_batch(tmp_path):

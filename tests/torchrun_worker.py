@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ropaws import distributed
+from ropaws import cores, distributed
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
@@ -20,6 +20,7 @@ from ropaws.distributed import Place
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronize_norms
+from ropaws.training.hardware import threads_for
 from tests.methods.foreign import MemoryMethod
 from tests.methods.rivals import RIVALS
 
@@ -97,15 +98,20 @@ def own_rows(source, step, dtype):
     )
 
 
-def one_step(method, source, prediction=True, dtype=torch.float64):
-    """Loss, gradients, batch-norm statistics and other state of a step, as the optimizer sees them."""
+def started(method, source, prediction=True, dtype=torch.float64):
+    """A model before its first step."""
     model = model_of(method, prediction).to(dtype)
     synchronize_norms(model, torch.device("cpu"))
     if dtype == torch.float64:
         pool = source.whole_pool(0)
         with torch.no_grad():
             method.before_epoch(model.eval(), DoublePass(pool.data, pool.size, 0, pool.device))
-    model.train()
+    return model.train()
+
+
+def one_step(method, source, prediction=True, dtype=torch.float64):
+    """Loss, gradients, batch-norm statistics and other state of a step, as the optimizer sees them."""
+    model = started(method, source, prediction, dtype)
     batch = own_rows(source, 3, dtype)
     losses = method.step(model, batch)
     losses.total.backward()
@@ -137,8 +143,79 @@ def steps():
     return results
 
 
+def exchange():
+    """Gradients of three steps: exchanged after the backward pass, and while it runs."""
+    results = {}
+    several = {name: METHODS[name] for name in ("paws", "ropaws", "fine-tune", "memory")}
+    several |= {name: RIVALS[name].method for name in ("mpl", "ds3l", "moco_v2", "fixmatch")}
+    for name, method in several.items():
+        source = stream(method)
+        found = []
+        for during in (False, True):
+            model = started(method, source)
+            exchange = distributed.GradientExchange(model.parameters())
+            assert len(exchange._buckets) >= 3  # so that there is an order to keep
+            gradients = []
+            for step in range(3):
+                losses = method.step(model, own_rows(source, step, torch.float64))
+                if during:
+                    exchange.backward(losses.total)
+                else:
+                    losses.total.backward()
+                    distributed.mean_gradients(model.parameters())
+                gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+                model.zero_grad()
+            found.append(gradients)
+        results[name] = {"after": found[0], "during": found[1]}
+    return results
+
+
+def overlap():
+    """What happens when: buckets sent, gradients of layers; the last process leaves a middle layer out."""
+    rank, size, _ = distributed.place()
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(8))
+    aside = torch.nn.Linear(32, 32)  # no process uses it
+    net = torch.nn.ModuleList([layers, aside])
+    exchange = distributed.GradientExchange(net.parameters())
+    events = []
+    send, wait = exchange._send, exchange.finish
+    exchange._send = lambda number: (events.append(f"bucket {number}"), send(number))
+    exchange.finish = lambda: (events.append("pass over"), wait())
+    found = []
+    for step in range(3):
+        events.append(f"step {step}")
+        x = torch.full((4, 32), 1.0 + rank + step, requires_grad=True)
+        for number, layer in enumerate(layers):
+            if (number, rank) != (3, size - 1) or step == 2:
+                x = F.relu(layer(x)) + x
+            x.register_hook(lambda _, number=number: events.append(f"layer {number}"))
+        exchange.backward(x.square().mean())
+        found.append({name: p.grad for name, p in net.named_parameters() if p.grad is not None})
+        net.zero_grad()
+    return {"events": events, "gradients": found, "buckets": [len(b) for b in exchange._buckets]}
+
+
+def threads():
+    """As many as torchrun says, as are the process's share of eight cores, and as are asked for."""
+    cores.available_cores = lambda: 8
+    found = [torch.get_num_threads()]
+    for asked in (None, 3):
+        with threads_for(asked):
+            found.append(torch.get_num_threads())
+    return {"threads": [*found, torch.get_num_threads()]}
+
+
 def functions():
-    """Each function with rows that differ in number."""
+    """Each function, through sockets and through gloo."""
+    sockets, distributed._local = distributed._local, None
+    by_gloo = each_function()
+    distributed._local = sockets
+    return {**each_function(), "sockets": sockets is not None, "by_gloo": by_gloo}
+
+
+def each_function():
+    """With rows that differ in number."""
     rank, size, _ = distributed.place()
     whole = torch.arange(10.0).view(5, 2)
     mine = whole[distributed.share(5)].clone().requires_grad_()
@@ -163,6 +240,8 @@ def functions():
         "mean": mean.detach(),
         "mean_gradient": value.grad,
         "sum": distributed.all_sum(torch.tensor(2.0)),
+        "together": distributed.gather_together(mine, rows := torch.arange(len(mine)) + 10 * rank, rows > 0),
+        "known": distributed.gather_constants(mine, of=5),
         "any": distributed.any_process(rank == size - 1, torch.device("cpu")),
         "none": distributed.any_process(False, torch.device("cpu")),
         "size": size,
@@ -190,7 +269,8 @@ def synced_norm():
 def main(task, folder):
     with distributed.joined(torch.device("cpu")) as at:
         torch.set_num_threads(1)
-        results = {"steps": steps, "functions": functions, "synced_norm": synced_norm}[task]()
+        tasks = (steps, functions, synced_norm, exchange, overlap, threads)
+        results = {function.__name__: function for function in tasks}[task]()
         if at.rank == 0:
             torch.save(results, Path(folder) / f"{task}-{at.size}.pt")
         distributed.wait_for_all()

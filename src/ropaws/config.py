@@ -17,7 +17,7 @@ from ropaws.methods import Method, RoPAWS, method_class, method_name
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
 from ropaws.runs.atomic import read_json
-from ropaws.runs.layout import CONFIG, FORMER_SETTINGS
+from ropaws.runs.layout import CONFIG, DATA_SETTINGS, FORMER_SETTINGS
 from ropaws.training.hardware import Precision
 from ropaws.training.optim import OptimConfig
 from ropaws.training.trackers import TrackerName
@@ -47,6 +47,8 @@ class TrainConfig:
     """Compile the backbone with torch.compile: starts slower, then runs faster."""
     log: tuple[TrackerName, ...] = ()
     """Besides metrics.jsonl: tensorboard, wandb."""
+    threads: int | None = None
+    """Threads that each process computes with. None: its share of the machine's cores, or OMP_NUM_THREADS."""
 
     def __post_init__(self) -> None:
         # Two images per batch at the least: batch norm has no statistics of a single one.
@@ -55,6 +57,8 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be at least {least}, got {value}")
         if self.keep_every is not None and self.keep_every < 1:
             raise ValueError(f"train.keep_every must be at least 1, got {self.keep_every}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"train.threads must be at least 1, or None, got {self.threads}")
         if not 0 <= self.seed < 1 << 63:
             raise ValueError(f"train.seed must be at least 0 and below 2^63, got {self.seed}")
 
@@ -127,7 +131,7 @@ def from_json(values: object) -> RunConfig:
     """The config again; says which field is unknown, missing its type, or out of range."""
     if not isinstance(values, dict):
         raise ValueError(f"a config is a JSON object, got {type(values).__name__}")
-    values = _with_current_names(values)
+    values = _with_former_crop(_with_current_names(values))
     method = values.pop("method", {"name": "ropaws"})
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise ValueError("method must be an object with a 'name'")
@@ -159,6 +163,17 @@ def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
         part = values.get(section)
         if isinstance(part, dict) and former in part and current not in part:
             values[section] = {current if name == former else name: item for name, item in part.items()}
+    return values
+
+
+def _with_former_crop(values: dict[str, Any]) -> dict[str, Any]:
+    """Runs of earlier versions have cropped their views from the central square, no longer the default.
+
+    In a config that a person has written, with a few settings alone, a missing data.crop has its default.
+    """
+    data = values.get("data")
+    if isinstance(data, dict) and "crop" not in data and data.keys() >= DATA_SETTINGS:
+        return {**values, "data": {**data, "crop": "center"}}
     return values
 
 

@@ -4,8 +4,10 @@ In a single process each of them returns its input, so no caller asks how many t
 that cannot join the others is an error, never a training of its own.
 """
 
+import functools
+import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -14,8 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ropaws.local_exchange import LocalExchange, connect
+
 MINUTES = 30  # that a process waits for the others before it gives up
-BUCKET = 1 << 25  # bytes of gradients that are sent at once
+BUCKET = 1 << 24  # bytes of gradients that are sent at once
+FEWEST_BUCKETS = 4  # of a small network, so that most are sent before the backward pass ends
 
 
 class Place(NamedTuple):
@@ -73,9 +78,33 @@ def joined(device: torch.device) -> Iterator[Place]:
             f"{os.environ['MASTER_PORT']} ({reason})"
         ) from None
     try:
-        yield place()
+        with _local_exchange(backend):
+            yield place()
     finally:
         dist.destroy_process_group()
+
+
+_local: LocalExchange | None = None  # to the others, where all are on this machine and compute on its CPU
+
+
+@contextmanager
+def _local_exchange(backend: str) -> Iterator[None]:
+    global _local
+    rank, size, _ = place()
+    if backend == "gloo":
+        _local = connect(rank, size, _tell_all, seconds=60 * MINUTES)
+    try:
+        yield
+    finally:
+        if _local is not None:
+            _local.close()
+        _local = None
+
+
+def _tell_all(said: object) -> list[Any]:
+    answers: list[Any] = [None] * place().size
+    dist.all_gather_object(answers, said)
+    return answers
 
 
 def share(rows: int, at: Place | None = None) -> slice:
@@ -91,21 +120,39 @@ def all_gather(rows: Tensor) -> Tensor:
 
     (n_r, ...)  ->  (sum of n_r, ...)
     """
+    return all_gather_with(rows)[0]
+
+
+def all_gather_with(rows: Tensor, *constants: Tensor) -> tuple[Tensor, ...]:
+    """all_gather of the rows, and of as many rows of constants without gradient, in one message."""
     if place().size == 1:
-        return rows
-    gathered: Tensor = _AllGather.apply(rows)  # type: ignore[no-untyped-call]
+        return rows, *(value.detach() for value in constants)
+    gathered: tuple[Tensor, ...] = _AllGather.apply(rows, *constants)  # type: ignore[no-untyped-call]
     return gathered
 
 
-def gather_constants(rows: Tensor) -> Tensor:
-    """The same without gradient."""
-    return rows.detach() if place().size == 1 else _gather(rows.detach())[0]
+def gather_constants(rows: Tensor, *, of: int | None = None) -> Tensor:
+    """all_gather without gradient.
+
+    of: number of all rows, where each process has its share of them. Else they tell one another.
+    """
+    everyone = range(place().size)
+    lengths = None if of is None else [len(range(of)[share(of, Place(r, len(everyone)))]) for r in everyone]
+    return rows.detach() if place().size == 1 else _gather((rows.detach(),), lengths)[0][0]
+
+
+def gather_together(*several: Tensor) -> tuple[Tensor, ...]:
+    """gather_constants of tensors with the same number of rows, in one message."""
+    several = tuple(rows.detach() for rows in several)
+    return several if place().size == 1 else _gather(several)[0]
 
 
 def stack_constants(value: Tensor) -> Tensor:
     """The same-shaped tensor of every process.   (...)  ->  (processes, ...)"""
     if place().size == 1:
         return value.detach()[None]
+    if _local is not None and _local.suits(value):
+        return _local.stack(value.detach())
     parts = [torch.empty_like(value) for _ in range(place().size)]
     dist.all_gather(parts, value.detach().contiguous())
     return torch.stack(parts)
@@ -114,9 +161,7 @@ def stack_constants(value: Tensor) -> Tensor:
 def sum_constants(value: Tensor) -> Tensor:
     """Sum over the processes without gradient."""
     value = value.detach().clone(memory_format=torch.contiguous_format)
-    if place().size > 1:
-        dist.all_reduce(value)
-    return value
+    return value if place().size == 1 else _sum(value)
 
 
 def all_mean(value: Tensor) -> Tensor:
@@ -136,16 +181,16 @@ class _AllGather(torch.autograd.Function):
     """Backward: every process uses all rows, so a row's gradient is the sum of what all say of it."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        gathered, ctx.start = _gather(rows)
+    def forward(ctx: Any, rows: Tensor, *constants: Tensor) -> tuple[Tensor, ...]:
+        gathered, ctx.start = _gather((rows, *constants))
         ctx.count = len(rows)
+        ctx.mark_non_differentiable(*gathered[1:])
         return gathered
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
-        return gradient[ctx.start : ctx.start + ctx.count]
+    def backward(ctx: Any, gradient: Tensor, *constants: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = _sum(gradient.contiguous())
+        return gradient[ctx.start : ctx.start + ctx.count], *(None for _ in constants)
 
 
 class _AllMean(torch.autograd.Function):
@@ -161,57 +206,156 @@ class _AllMean(torch.autograd.Function):
 
 
 def _mean(value: Tensor) -> Tensor:
-    value = value.clone(memory_format=torch.contiguous_format)
+    return _sum(value.clone(memory_format=torch.contiguous_format)) / place().size
+
+
+def _sum(value: Tensor) -> Tensor:
+    """Over the processes; may be the same tensor, in place."""
+    if _local is not None and _local.suits(value):
+        return _local.stack(value).sum(dim=0)
     dist.all_reduce(value)
-    return value / place().size
+    return value
 
 
-def _gather(rows: Tensor) -> tuple[Tensor, int]:
-    """All rows, and where this process's start. Padded to the longest: collectives want equal shapes."""
-    rank, size, _ = place()
-    counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(size)]
-    dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
-    lengths = [int(count) for count in counts]
-    padded = rows.new_zeros(max(lengths), *rows.shape[1:])
-    padded[: len(rows)] = rows
-    parts = [torch.empty_like(padded) for _ in range(size)]
-    dist.all_gather(parts, padded)
-    together = torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-    return together, sum(lengths[:rank])
+def _gather(several: Sequence[Tensor], lengths: list[int] | None = None) -> tuple[tuple[Tensor, ...], int]:
+    """All rows of each, and where this process's start. Padded to the longest: messages want equal shapes."""
+    first = several[0]
+    if lengths is None:
+        counts = stack_constants(torch.tensor(len(first), device=first.device))
+        lengths = [int(count) for count in counts.tolist()]
+    packed = torch.cat([_as_bytes(rows) for rows in several], dim=1)  # (n_r, bytes of a row)
+    padded = packed.new_zeros(max(lengths), packed.shape[1])
+    padded[: len(first)] = packed
+    parts = zip(stack_constants(padded), lengths, strict=True)
+    together = torch.cat([part[:length] for part, length in parts])
+    widths = [rows.itemsize * math.prod(rows.shape[1:]) for rows in several]
+    unpacked = [
+        part.contiguous().view(rows.dtype).view(-1, *rows.shape[1:])
+        for rows, part in zip(several, together.split(widths, dim=1), strict=True)
+    ]
+    return tuple(unpacked), sum(lengths[: place().rank])
 
 
-@torch.no_grad()
-def mean_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Average the gradients over the processes, in buckets: few large messages instead of many small.
+def _as_bytes(rows: Tensor) -> Tensor:
+    """(n, ...)  ->  (n, bytes of a row)"""
+    return rows.contiguous().view(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)
+
+
+class GradientExchange:
+    """Averages gradients over the processes, in buckets, while the backward pass still runs.
+
+    Buckets are filled from the last weight to the first, as a backward pass reaches them. One is sent when
+    its gradients are there, the rest after the pass. All processes send them in the same order, and through
+    a group of their own: where graphs differ, they cannot be taken for messages of norm layers.
 
     A weight without a gradient in every process keeps none: with zeros, weight decay would change it.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if place().size == 1 or not trained:
-        return
-    used = torch.tensor([float(parameter.grad is not None) for parameter in trained])
-    used = sum_constants(used.to(trained[0].device))
-    bucket: list[Tensor] = []
-    for parameter, users in zip(trained, used.tolist(), strict=True):
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._buckets = _buckets(trained) if place().size > 1 else []
+        self._group = _gradient_group() if self._buckets else None
+        self._order = list(range(len(self._buckets)))  # in which buckets are sent
+        self._knows_order = False
+        self._start()
+
+    def _start(self) -> None:
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._complete: list[int] = []  # buckets in the order in which they became ready
+        self._sent: list[tuple[int, Tensor, Any]] = []  # bucket, its content, the message under way
+
+    def backward(self, loss: Tensor) -> None:
+        """loss.backward(), after which the gradients are the means over the processes."""
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._arrived, number))
+            for number, bucket in enumerate(self._buckets)
+            for parameter in bucket
+        ]
+        try:
+            loss.backward()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self.finish()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Send what has not been sent, wait for all, and write the means into the gradients."""
+        for number in self._order[len(self._sent) :]:
+            self._send(number)
+        for number, flat, message in self._sent:
+            message.wait()
+            flat /= place().size
+            _spread(flat, self._buckets[number])
+        if self._buckets and not self._knows_order:
+            self._learn_order()
+        self._start()
+
+    @torch.no_grad()
+    def _arrived(self, number: int, _: Tensor) -> None:
+        self._missing[number] -= 1
+        if not self._missing[number]:
+            self._complete.append(number)
+        while len(self._sent) < len(self._order) and not self._missing[self._order[len(self._sent)]]:
+            self._send(self._order[len(self._sent)])
+
+    def _send(self, number: int) -> None:
+        """The gradients of a bucket, and behind them which of the weights have one."""
+        bucket = self._buckets[number]
+        used = bucket[0].new_tensor([float(parameter.grad is not None) for parameter in bucket])
+        parts = [p.new_zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in bucket]
+        flat = torch.cat([*parts, used])
+        self._sent.append((number, flat, dist.all_reduce(flat, group=self._group, async_op=True)))
+
+    def _learn_order(self) -> None:
+        """The first process's: a bucket with a weight that goes unused must not hold up the others."""
+        order = self._complete + [n for n in range(len(self._buckets)) if n not in self._complete]
+        said = torch.tensor(order, device=self._buckets[0][0].device)
+        dist.broadcast(said, src=0, group=self._group)
+        self._order, self._knows_order = said.tolist(), True
+
+
+def mean_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Average gradients that are there already."""
+    GradientExchange(parameters).finish()
+
+
+def _buckets(trained: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """From the last weight to the first; each of one type. A function of the weights alone: with more than
+    two processes the place of a number in its message decides in which order its sum is taken."""
+    limit = min(BUCKET, sum(parameter.nbytes for parameter in trained) / FEWEST_BUCKETS)
+    buckets: list[list[nn.Parameter]] = []
+    filled = 0
+    for parameter in reversed(trained):
+        if not buckets or filled >= limit or parameter.dtype != buckets[-1][0].dtype:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(parameter)
+        filled += parameter.nbytes
+    return buckets
+
+
+def _spread(flat: Tensor, bucket: list[nn.Parameter]) -> None:
+    """The content of a message into the gradients."""
+    *parts, used = flat.split([*(parameter.numel() for parameter in bucket), len(bucket)])
+    elsewhere = used.tolist() if any(parameter.grad is None for parameter in bucket) else [1.0] * len(bucket)
+    for parameter, part, users in zip(bucket, parts, elsewhere, strict=True):
         if not users:
             continue
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)  # another process has one
-        bucket.append(parameter.grad)
-        if sum(gradient.nbytes for gradient in bucket) > BUCKET:
-            _mean_in_place(bucket)
-            bucket = []
-    _mean_in_place(bucket)
+        parameter.grad.copy_(part.view_as(parameter))
 
 
-def _mean_in_place(gradients: list[Tensor]) -> None:
-    if not gradients:
-        return
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= place().size
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
+_lane: tuple[Any, Any] = (None, None)  # the processes that have joined, and their group for gradients
+
+
+def _gradient_group() -> Any:
+    """Made once by all processes together."""
+    global _lane
+    if _lane[0] is not dist.group.WORLD:
+        _lane = (dist.group.WORLD, dist.new_group(timeout=timedelta(minutes=MINUTES)))
+    return _lane[1]
 
 
 def same_everywhere(module: nn.Module) -> None:
@@ -225,9 +369,7 @@ def any_process(flag: bool, device: torch.device) -> bool:
     """Whether the flag is set anywhere: a signal may reach one process only, and all must stop alike."""
     if place().size == 1:
         return flag
-    value = torch.tensor(int(flag), device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return bool(value)
+    return bool(stack_constants(torch.tensor(flag, device=device)).any())
 
 
 def wait_for_all() -> None:

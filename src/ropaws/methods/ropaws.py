@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -12,7 +13,7 @@ from ropaws import equations as eq
 from ropaws.batch import Batch, Losses, Outputs, Share
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.loaders import PoolPass
-from ropaws.distributed import gather_constants, share
+from ropaws.distributed import gather_constants, gather_together, share
 from ropaws.methods.confidence import mixed_probs
 from ropaws.methods.method import Method, check_positive, check_share, encoder_of
 from ropaws.methods.pool_prior import PoolPrior
@@ -142,10 +143,11 @@ class RoPAWS(Method):
             mass = eq.soft_nn(queries, support, labels, temperature=self.temperature)
             mass = mass if inside is None else mass * inside[:, None]
             return eq.complete_posterior(mass), solved
-        everyone = gather_constants(queries)
-        rows = share(len(everyone))
         if self.solver == "iterative":
-            return self._iterate(everyone, rows, support, labels, inside)
+            everyone = gather_constants(queries)
+            return self._iterate(everyone, share(len(everyone)), support, labels, inside)
+        everyone, *priors = gather_together(queries, *([] if inside is None else [inside]))
+        rows = share(len(everyone))
         # In every process alike: sharing a solve would take longer than doing it.
         whole = eq.ropaws_posterior(
             everyone,
@@ -155,7 +157,7 @@ class RoPAWS(Method):
             prior_temperature=None,
             label_ratio=self.label_ratio,
             self_vote=self.self_vote,
-            prior=None if inside is None else gather_constants(inside),
+            prior=priors[0] if priors else None,
         )
         return eq.Posterior(whole.probs[rows], whole.in_domain[rows]), solved
 
@@ -174,7 +176,11 @@ class RoPAWS(Method):
         if prior is not None:
             to_support, to_unlabeled = prior[:, None] * to_support, prior[:, None] * to_unlabeled
         mass, residual = eq.propagate_until(
-            to_support, to_unlabeled, labels, tolerance=self.tolerance, gather=gather_constants
+            to_support,
+            to_unlabeled,
+            labels,
+            tolerance=self.tolerance,
+            gather=partial(gather_constants, of=len(queries)),
         )
         return eq.complete_posterior(mass), residual
 

@@ -1,11 +1,24 @@
-"""What the machine can do: device, precision, memory."""
+"""What the machine can do: device, precision, threads, memory."""
 
 import ctypes
+import math
+import os
 import platform
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
+
+from ropaws.cores import (
+    CoreTimes,
+    available_cores,
+    busy_elsewhere,
+    core_times,
+    own_cores,
+    processes_here,
+)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -58,6 +71,62 @@ def fast_at_bf16(device: torch.device) -> bool:
         checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
         return any(getattr(torch.cpu, check, bool)() for check in checks)
     return False
+
+
+@contextmanager
+def threads_for(asked: int | None) -> Iterator[None]:
+    """Compute with as many threads as asked, or as are this process's share of the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(asked or choose_threads(os.environ, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_threads(environment: Mapping[str, str], before: int) -> int:
+    """The cores shared out to the processes of this machine, unless the user has set OMP_NUM_THREADS.
+
+    torchrun sets it to 1 where the user has not; which of them said 1 cannot be known. before: what torch
+    would use, which for a single process is right but where a container allows less.
+    """
+    several = processes_here(environment) > 1
+    said = environment.get("OMP_NUM_THREADS")
+    by_torchrun = said == "1" and several and "TORCHELASTIC_RUN_ID" in environment
+    if said is not None and not by_torchrun:
+        return before
+    return own_cores(environment) if several else min(before, own_cores(environment))
+
+
+class LoadWatch:
+    """Notices once, some seconds into training, that other programs take cores from our threads.
+
+    They wait for each other after every operation, so that one of them without a core holds up all
+    (benchmarks/busy.py). Fewer threads would be faster then, but a seed must give the same weights whatever
+    else the machine does, and the number of threads changes the rounding: it is the user's choice.
+    """
+
+    SECONDS = 10.0
+    BUSY = 0.5  # cores; below that, waiting costs less than a thread brings
+
+    def __init__(self, started: CoreTimes | None = None) -> None:
+        self.started = started or core_times()
+
+    def advice(self, now: CoreTimes | None = None) -> str | None:
+        """A line for the user, at most once."""
+        if self.started is None or (now := now or core_times()) is None:
+            return None
+        if now.moment - self.started.moment < self.SECONDS:
+            return None
+        others, threads = busy_elsewhere(self.started, now), torch.get_num_threads()
+        self.started = None
+        if threads < 2 or others < self.BUSY:
+            return None
+        fewer = max(1, threads - math.ceil(others))
+        return (
+            f"Other programs keep {others:.1f} of {available_cores()} cores busy, and {threads} threads wait"
+            f" for each other: --train.threads {fewer} is likely faster"
+        )
 
 
 def keep_freed_memory() -> None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ropaws.batch import Batch, Losses
 from ropaws.data.loaders import PoolPass
-from ropaws.distributed import all_mean, mean_gradients
+from ropaws.distributed import GradientExchange, all_mean
 from ropaws.methods import Method
 
 
@@ -64,6 +64,7 @@ def fit(
             pure a selection is, and no method sees it.
     """
     scaler = scaler or GradScaler(enabled=False)
+    exchange = GradientExchange(model.parameters())
     model.train()
     began = time.perf_counter()
     for batch in batches:
@@ -81,8 +82,7 @@ def fit(
         if not torch.isfinite(shown.total):
             what = f"the loss became {float(shown.total)}"
             raise TrainingDivergedError(what, step, shown, learning_rate(step))
-        scaler.scale(losses.total).backward()
-        mean_gradients(model.parameters())
+        exchange.backward(scaler.scale(losses.total))
         scaler.step(optimizer)  # leaves a step out whose gradients overflowed in fp16
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
