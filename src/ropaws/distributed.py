@@ -189,7 +189,8 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *constants: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = _sum(gradient.contiguous())
+        # With a graph for a second derivative, where the caller wants one.
+        gradient = all_sum(gradient) if torch.is_grad_enabled() else _sum(gradient.contiguous())
         return gradient[ctx.start : ctx.start + ctx.count], *(None for _ in constants)
 
 
@@ -202,7 +203,7 @@ class _AllMean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _mean(gradient)
+        return all_mean(gradient)
 
 
 def _mean(value: Tensor) -> Tensor:
