@@ -17,6 +17,7 @@ from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.data.samplers import SupportConfig, support_share
 from ropaws.distributed import Place
+from ropaws.gradient_exchange import GradientExchange
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronize_norms
@@ -153,7 +154,7 @@ def exchange():
         found = []
         for during in (False, True):
             model = started(method, source)
-            exchange = distributed.GradientExchange(model.parameters())
+            exchange = GradientExchange(model.parameters())
             assert len(exchange._buckets) >= 3  # so that there is an order to keep
             gradients = []
             for step in range(3):
@@ -177,7 +178,7 @@ def overlap():
     layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(8))
     aside = torch.nn.Linear(32, 32)  # no process uses it
     net = torch.nn.ModuleList([layers, aside])
-    exchange = distributed.GradientExchange(net.parameters())
+    exchange = GradientExchange(net.parameters())
     events = []
     send, wait = exchange._send, exchange.finish
     exchange._send = lambda number: (events.append(f"bucket {number}"), send(number))

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from ropaws.batch import Batch, Losses
 from ropaws.data.loaders import PoolPass
-from ropaws.distributed import GradientExchange, all_mean
+from ropaws.distributed import all_mean
+from ropaws.gradient_exchange import GradientExchange
 from ropaws.methods import Method
 
 
