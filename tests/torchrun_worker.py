@@ -11,16 +11,17 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ropaws import cores, distributed
+from ropaws import distributed
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.data.samplers import SupportConfig, support_share
 from ropaws.distributed import Place
-from ropaws.gradient_exchange import GradientExchange
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronize_norms
+from ropaws.processes import cores
+from ropaws.processes.gradient_exchange import GradientExchange
 from ropaws.training.hardware import threads_for
 from tests.methods.foreign import MemoryMethod
 from tests.methods.rivals import RIVALS

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ropaws.gradient_exchange import MINUTES, GradientExchange
-from ropaws.local_exchange import LocalExchange, connect
+from ropaws.processes.gradient_exchange import MINUTES, GradientExchange
+from ropaws.processes.local_exchange import LocalExchange, connect
 
 
 class Place(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from ropaws.cores import own_cores, processes_here
+from ropaws.processes.cores import own_cores, processes_here
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from ropaws.batch import Batch, Losses
 from ropaws.data.loaders import PoolPass
 from ropaws.distributed import all_mean
-from ropaws.gradient_exchange import GradientExchange
 from ropaws.methods import Method
+from ropaws.processes.gradient_exchange import GradientExchange
 
 
 class TrainingDivergedError(RuntimeError):

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ropaws.cores import own_cores
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.decoding import (
     ImageRef,
@@ -22,6 +21,7 @@ from ropaws.data.files.decoding import (
     read_or_error,
     read_squares,
 )
+from ropaws.processes.cores import own_cores
 
 MOST_TRIES = 100  # neighbors that are tried in the place of an unreadable image
 
