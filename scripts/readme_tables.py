@@ -90,6 +90,8 @@ def communication() -> str:
 
 def messages() -> str:
     measured = read("communication")["measured"]
+    if not measured:
+        return "Not measured yet: `python benchmarks/communication.py`."
     several = [size for size in measured if size != "1"]
     tasks = list(measured["1"]["milliseconds"])
     rows = [["", *(f"{size} processes" for size in measured)], ["---", *["---:"] * len(measured)]]
@@ -113,6 +115,9 @@ def messages() -> str:
 def scaling() -> str:
     results = read("scaling")
     names = {"demo": "the demo's network", "wide": "WRN-28-2"}
+    names = {key: name for key, name in names.items() if key in results}
+    if not names:
+        return "Not measured yet."
     rows = [
         ["", "weights", "two threads", "two processes", "processes / threads"],
         ["---", *["---:"] * 4],
