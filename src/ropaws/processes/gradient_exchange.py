@@ -26,7 +26,8 @@ class GradientExchange:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self._buckets = _buckets(trained) if dist.is_initialized() and dist.get_world_size() > 1 else []
+        joined = dist.is_available() and dist.is_initialized()
+        self._buckets = _buckets(trained) if joined and dist.get_world_size() > 1 else []
         self._group = _gradient_group() if self._buckets else None
         self._order = list(range(len(self._buckets)))  # in which buckets are sent
         self._knows_order = False
