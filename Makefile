@@ -40,6 +40,7 @@ docs: venv
 bench: venv
 	$(BIN)/python benchmarks/augment.py
 	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/many_files.py
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/posterior.py
 	$(BIN)/python benchmarks/communication.py

@@ -14,7 +14,7 @@ from rich.console import Console
 from timing import write_results
 
 from ropaws import recipes
-from ropaws.bench.demo import train_once
+from ropaws.bench.side_by_side import Job, default_workers, train_all
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
 from ropaws.report.tables import COLUMNS, comparison_rows
 
@@ -39,13 +39,19 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     methods: dict[str, dict[str, list[float]]] = {name: {key: [] for key in COLUMNS} for name in VARIANTS}
-    for seed in range(options.seeds):
-        for number, (name, method) in enumerate(VARIANTS.items()):
-            folder = options.runs / f"variant{number}-seed{seed}"
-            config = replace(recipes.with_seed(recipes.demo(), seed), method=method)
-            figures = train_once(config, folder, console)
-            for key, values in methods[name].items():
-                values.append(figures[key])
+    named = [(name, seed) for seed in range(options.seeds) for name in VARIANTS]
+    numbers = {name: number for number, name in enumerate(VARIANTS)}
+    jobs = [
+        Job(
+            replace(recipes.with_seed(recipes.demo(), seed), method=VARIANTS[name]),
+            options.runs / f"variant{numbers[name]}-seed{seed}",
+        )
+        for name, seed in named
+    ]
+    found = train_all(jobs, workers=default_workers(len(jobs)), console=console)
+    for (name, _), figures in zip(named, found, strict=True):
+        for key, values in methods[name].items():
+            values.append(figures[key])
     for row in comparison_rows(methods):
         console.print("  ".join(row))
     write_results("demo_ablation", {"seeds": options.seeds, "methods": methods})

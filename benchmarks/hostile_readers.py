@@ -28,7 +28,7 @@ from ropaws.data.datasets import archives
 from ropaws.data.datasets.feature_file import read_feature_table, read_features
 from ropaws.data.datasets.npz import read_npz
 from ropaws.data.feature_cache import FeatureStore
-from ropaws.data.files.decoding import UnreadableError, content_key, read_square
+from ropaws.data.files.decoding import UnreadableError, content_key, read_square, read_whole
 from ropaws.data.files.listing import list_labeled
 from ropaws.data.samplers import SupportConfig
 from ropaws.data.sources import DataConfig
@@ -277,6 +277,7 @@ def image(name: str) -> Callable[[Path], None]:
     def read(box: Path) -> None:
         content_key(box / IMAGES / name)
         assert read_square(box / IMAGES / name, 32).shape == (32, 32, 3)
+        assert read_whole(box / IMAGES / name, 32).pixels.shape == (32, 32, 3)
 
     return read
 

@@ -1,14 +1,22 @@
 """Reading images: ours against a plain per-image Dataset with a DataLoader of as many workers.
 
-python benchmarks/loading.py        about ten minutes; writes results/loading.json
+python benchmarks/loading.py                   about ten minutes; writes results/loading.json
+python benchmarks/loading.py --only reading    images a second alone, about four minutes
 
 A few thousand JPEGs of about 500 x 375 are generated. First, images a second: both read all images,
 in batches and in random order, as squares of 110 px (for views of 96) and of 256 px (for views of 224),
 interleaved. The plain way is what peers do: open, convert, resize the shorter side, crop the center, to a
-float tensor. Ours is measured without a cache, and with one that was filled before. Then, the loader's
+float tensor. Ours is measured without a cache, and with one that was filled before; whole images are read, as
+random views are made of them, and the central squares of --data.crop center besides. Then, milliseconds of
+single steps in one thread, also of those that were tried and not kept (simplejpeg's, where it is installed:
+pip install simplejpeg; it is no dependency). Last, the loader's
 share of a training step at 96, 160 and 224 px: the time that the loop waits for data, of all its time.
 """
 
+import argparse
+import functools
+import importlib.util
+import io
 import itertools
 import statistics
 import tempfile
@@ -27,7 +35,10 @@ from ropaws import recipes
 from ropaws.batch import Batch
 from ropaws.data.augment import Normalization
 from ropaws.data.files.cache import SquareCache
+from ropaws.data.files.decoding import read_batch
 from ropaws.data.files.streaming import ImageStack
+from ropaws.data.files.whole import Crop, squeeze
+from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import SupportConfig
 from ropaws.models import build_encoder
@@ -38,13 +49,14 @@ from ropaws.training.optim import LARS
 IMAGES, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
 SIZES = {96: 110, 224: 256}  # pixels of a view: pixels that are kept of an image
 STEPS = 8
+WAYS = 60  # images that single steps are tried on
 
 
-def write_images(folder: Path) -> list[Path]:
+def write_images(folder: Path, count: int) -> list[Path]:
     """Photographs in kind: large smooth forms, edges and some grain, at camera quality."""
     random = np.random.default_rng(0)
     paths = []
-    for index in range(IMAGES):
+    for index in range(count):
         width, height = int(random.integers(440, 560)), int(random.integers(330, 420))
         forms, detail = (
             Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)).resize((width, height), 3)
@@ -97,8 +109,8 @@ def plain_batches(paths: list[Path], size: int) -> Iterator[torch.Tensor]:
         yield from loader
 
 
-def our_batches(paths: list[Path], size: int, cache: SquareCache | None) -> Iterator[object]:
-    stack = ImageStack(paths, size, cache=cache, workers=WORKERS)
+def our_batches(paths: list[Path], size: int, cache: SquareCache | None, crop: Crop) -> Iterator[object]:
+    stack = ImageStack(paths, size, crop=crop, cache=cache, workers=WORKERS)
     yield from stream(stack)._all_pixels(0, 10**6)
 
 
@@ -118,8 +130,9 @@ def images_per_second(paths: list[Path], folder: Path) -> dict[str, object]:
         cache = SquareCache(folder / f"cache-{size}", 4 * 2**30)
         ways = {
             "plain": Repeating(lambda s=size: plain_batches(paths, s)),
-            "ropaws": Repeating(lambda s=size: our_batches(paths, s, None)),
-            "ropaws, cache": Repeating(lambda s=size, c=cache: our_batches(paths, s, c)),
+            "ropaws": Repeating(lambda s=size: our_batches(paths, s, None, "whole")),
+            "ropaws, cache": Repeating(lambda s=size, c=cache: our_batches(paths, s, c, "whole")),
+            "ropaws, center": Repeating(lambda s=size: our_batches(paths, s, None, "center")),
         }
         seconds = interleaved(
             {name: lambda w=way: w.epoch(batches) for name, way in ways.items()}, REPEATS, warm_up=2
@@ -132,15 +145,47 @@ def images_per_second(paths: list[Path], folder: Path) -> dict[str, object]:
     return results
 
 
+def milliseconds_of_ways(paths: list[Path], size: int) -> dict[str, float]:
+    """Of decoding and of resizing an image, each alone."""
+    contents = [path.read_bytes() for path in paths]
+    decoded = [Image.open(path).convert("RGB") for path in paths]
+    ways: dict[str, Callable[[int], object]] = {
+        "decode, Pillow": lambda i: Image.open(io.BytesIO(contents[i])).load(),
+        "decode, Pillow, YCbCr": lambda i: drafted(contents[i], "YCbCr", size).load(),
+        "resize, Pillow": lambda i: decoded[i].resize((size, size), Image.Resampling.BILINEAR),
+        "resize, torch": lambda i: squeeze(decoded[i], size),
+    }
+    if importlib.util.find_spec("simplejpeg") is not None:
+        import simplejpeg
+
+        ways["decode, simplejpeg"] = lambda i: simplejpeg.decode_jpeg(contents[i])
+        ways["decode at 3/4 or so, simplejpeg"] = lambda i: simplejpeg.decode_jpeg(
+            contents[i], min_height=size, min_width=size
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    seconds = interleaved(
+        {name: lambda w=way: [w(i) for i in range(len(paths))] for name, way in ways.items()}, 3 * REPEATS
+    )
+    torch.set_num_threads(threads)
+    return {name: round(1000 * statistics.median(s) / len(paths), 2) for name, s in seconds.items()}
+
+
+def drafted(content: bytes, mode: str, size: int) -> Image.Image:
+    image = Image.open(io.BytesIO(content))
+    image.draft(mode, (size, size))
+    return image
+
+
 def loader_share(paths: list[Path], folder: Path) -> dict[str, object]:
     """Of a step of a small network with two large views: how long the loop waits for images."""
     results: dict[str, object] = {}
     for view in (96, 160, 224):
         size = round(view * 8 / 7)
         for name, cache in (("decoding", None), ("cache", SquareCache(folder / "share", 4 * 2**30))):
-            stack = ImageStack(paths, size, cache=cache, workers=WORKERS)
+            stack = ImageStack(paths, size, crop="whole", cache=cache, workers=WORKERS)
             if cache is not None:
-                stack[torch.arange(len(stack))]  # fills it
+                fill(stack)
             config = recipes.get("demo")
             source = stream(stack, size=view, small_size=round(0.6 * view), small_crops=0)
             model = config.method.build(build_encoder(config.model, channels=3), classes=1, pool=len(stack))
@@ -151,6 +196,13 @@ def loader_share(paths: list[Path], folder: Path) -> dict[str, object]:
             }  # fmt: skip
             print(f"{view} px, {name}: {statistics.median(total):.2f} s per step, {share:.1%} of it waiting")
     return results
+
+
+def fill(stack: ImageStack) -> None:
+    """The cache, with whole images."""
+    requests = (stack.request(part, "whole") for part in torch.arange(len(stack)).split(BATCH))
+    for _ in map_in_workers(functools.partial(read_batch, cache=stack.cache), requests, workers=WORKERS):
+        pass
 
 
 def timed_steps(source: BatchStream, model, method) -> tuple[list[float], list[float]]:
@@ -168,9 +220,9 @@ def timed_steps(source: BatchStream, model, method) -> tuple[list[float], list[f
             yield Batch(
                 step,
                 STEPS + 2,
-                source.unlabeled_views(step, pixels.unlabeled),
+                source.unlabeled_views(step, pixels.unlabeled, pixels.unlabeled_aspects),
                 pixels.pool_index,
-                source.support_batch(step, pixels.labeled),
+                source.support_batch(step, pixels.labeled, pixels.labeled_aspects),
             )
 
     began = time.perf_counter()
@@ -181,20 +233,29 @@ def timed_steps(source: BatchStream, model, method) -> tuple[list[float], list[f
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=("reading", "ways", "training"), help="one part of the three")
+    only = parser.parse_args().only
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "images").mkdir()
         began = time.perf_counter()
-        paths = write_images(folder / "images")
-        print(f"{IMAGES} images written in {time.perf_counter() - began:.0f} s")
-        sizes = [path.stat().st_size for path in paths]
-        results: dict[str, object] = {
-            "images": IMAGES, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
-            "batch": BATCH, "workers": WORKERS, "turns": REPEATS,
-        }  # fmt: skip
-        results |= images_per_second(paths, folder)
-        results["training"] = loader_share(paths, folder)
+        paths = write_images(folder / "images", WAYS if only == "ways" else IMAGES)
+        print(f"{len(paths)} images written in {time.perf_counter() - began:.0f} s")
+        results: dict[str, object] = {}
+        if only != "ways":
+            sizes = [path.stat().st_size for path in paths]
+            results |= {
+                "images": IMAGES, "mean_kilobytes": round(statistics.mean(sizes) / 1000, 1),
+                "batch": BATCH, "workers": WORKERS, "turns": REPEATS,
+            }  # fmt: skip
+        if only in (None, "reading"):
+            results |= images_per_second(paths, folder)
+        if only in (None, "ways"):
+            results["ways"] = milliseconds_of_ways(paths[:WAYS], SIZES[224])
+        if only in (None, "training"):
+            results["training"] = loader_share(paths, folder)
     write_results("loading", results)
 
 

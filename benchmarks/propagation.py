@@ -1,12 +1,16 @@
 """Label propagation over a pool: ropaws.RoPAWSClassifier against scikit-learn's semi-supervised classifiers.
 
-python benchmarks/propagation.py [--largest 1000000]
+python benchmarks/propagation.py [--data FOLDER] [--work FOLDER] [--only 2000 real ...] [--again]
 
 Seconds of fit (which labels every unlabeled row), taken turn by turn in one process; peak memory of each
 alone in a process of its own, above what the data takes; accuracy on the unlabeled rows of known classes.
 The same rows of unit length go to all; gamma = 5 makes scikit-learn's rbf kernel equal to ours at
-temperature 0.1. A third of the generated rows, and half of the embedded ones, belong to no class. An rbf
-kernel of 50,000 rows needs 20 GB for each of its copies and is not tried. Writes results/propagation.json.
+temperature 0.1. A third of the generated rows, and half of the embedded ones, belong to no class; the
+generated ones are for the seconds only, as everybody solves them. An rbf kernel of 50,000 rows needs 20 GB
+for each of its copies and is not tried. "real" has EfficientNet-Lite0 features of CIFAR-10, alone and among
+CIFAR-100, as feature_tasks.py has them, prepared as in feature_rivals.py; --data is the folder with the
+images, and without it this part is left out. Larger pools: large_pools.py. What is in
+results/propagation.json already is left out, unless --again.
 """
 
 import argparse
@@ -25,9 +29,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.semi_supervised import LabelPropagation, LabelSpreading
-from timing import interleaved, median_ratio, write_results
+from timing import interleaved, median_ratio, read_results, write_results
 
 from ropaws import RoPAWSClassifier
 from ropaws.data.datasets.truth import embedded_truth
@@ -36,26 +41,31 @@ from ropaws.data.sources import DataConfig, load_corpus
 warnings.filterwarnings("ignore", category=ConvergenceWarning)
 DIMS, CLASSES, OTHERS, LABELS = 128, 10, 5, 25
 METHODS: dict[str, Callable[[], Any]] = {
-    "ropaws": lambda: _closed_form(),
-    "ropaws, all vote": lambda: _closed_form(voters=None),
+    "ropaws": lambda: closed_form(),
+    "ropaws, all vote": lambda: closed_form(voters=None),
+    "ropaws, default": RoPAWSClassifier,
     "LabelSpreading rbf": lambda: LabelSpreading(kernel="rbf", gamma=5),
     "LabelSpreading knn": lambda: LabelSpreading(kernel="knn"),
     "LabelPropagation rbf": lambda: LabelPropagation(kernel="rbf", gamma=5),
     "LabelPropagation knn": lambda: LabelPropagation(kernel="knn"),
 }
-SLOW = "LabelPropagation rbf"  # a minute and more: a single turn
+DEFAULT = "ropaws, default"
+SLOW = ("LabelPropagation rbf", DEFAULT)  # seconds to a minute: a single turn
 RIVALS = [name for name in METHODS if not name.startswith("ropaws")]
+GRAPHS = ["ropaws", "LabelSpreading knn", "LabelPropagation knn"]
 # What is measured at which size: quadratic memory ends before 50,000 rows, quadratic time a little later.
-SIZES: dict[int, list[str]] = {
-    2_000: list(METHODS),
-    10_000: list(METHODS),
-    50_000: ["ropaws", "LabelSpreading knn", "LabelPropagation knn"],
-    200_000: ["ropaws"],
-    1_000_000: ["ropaws"],
+SIZES: dict[str, list[str]] = {
+    "embedded": ["ropaws", "ropaws, all vote", DEFAULT, "LabelSpreading rbf", *GRAPHS[1:]],
+    "2000": list(METHODS),
+    "10000": ["ropaws", DEFAULT, "LabelSpreading rbf", *GRAPHS[1:]],
+    "50000": GRAPHS,
 }
+TURNS = {"embedded": 5, "2000": 21, "10000": 5, "50000": 1}
+REAL = ("CIFAR-10", "CIFAR-10 + CIFAR-100")
+REAL_LABELS, REAL_DRAWS = (4, 25), 5
 
 
-def _closed_form(**settings: Any) -> RoPAWSClassifier:
+def closed_form(**settings: Any) -> RoPAWSClassifier:
     """Label propagation alone, with the paper's prior: no head, no logistic regression."""
     return RoPAWSClassifier(head=None, prior="distance", temperature=0.1, regression_share=0, **settings)
 
@@ -107,6 +117,8 @@ def score(model: Any, rows: Rows) -> dict[str, float]:
     known = hidden & (rows.truth >= 0)
     found = {"accuracy": float((model.transduction_[known] == rows.truth[known]).mean())}
     some = np.flatnonzero(hidden)[:20_000]
+    if (rows.truth[some] >= 0).all():
+        return found
     if hasattr(model, "in_domain"):
         certainty = model.in_domain(rows.points[some])
     else:
@@ -135,10 +147,10 @@ def alone(name: str, data: str) -> None:
     print(json.dumps({"megabytes": round(peak / 2**20), **score(model, rows)}))
 
 
-def measure(data: str, names: list[str], repeats: int) -> dict[str, Any]:
-    rows = load(data)
+def measure(data: str) -> dict[str, Any]:
+    rows, names, repeats = load(data), SIZES[data], TURNS[data]
     tasks = {name: lambda name=name: METHODS[name]().fit(rows.points, rows.labels) for name in names}
-    slow = {name: tasks.pop(name) for name in names if name == SLOW}
+    slow = {name: tasks.pop(name) for name in names if name in SLOW}
     seconds = interleaved(tasks, repeats, warm_up=1 if repeats > 1 else 0)
     for name, once in interleaved(slow, 1, warm_up=0).items():
         seconds[name] = once * repeats
@@ -147,27 +159,73 @@ def measure(data: str, names: list[str], repeats: int) -> dict[str, Any]:
         command = [sys.executable, __file__, "--alone", name, data]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found[name] = {"seconds": statistics.median(seconds[name]), **json.loads(told.splitlines()[-1])}
-        if name in RIVALS:
+        if name != "ropaws":
             found[name]["times ours"] = median_ratio(seconds[name], seconds["ropaws"])
         print(data, name, found[name], flush=True)
     return found
+
+
+def real(data: Path, work: Path) -> dict[str, Any]:
+    """Accuracy on features of real images, the same rows for all: means over draws of the labels."""
+    from feature_rivals import problem
+    from feature_tasks import TABLE
+    from feature_tasks import load as load_task
+
+    found: dict[str, Any] = {}
+    for name in REAL:
+        task = load_task(TABLE[name], data, work)
+        for per_class in REAL_LABELS:
+            draws = [problem(task, per_class, seed) for seed in range(REAL_DRAWS)]
+            rows = [Rows(draw.rows.astype(np.float32), draw.y, task.truth) for draw in draws]
+            found[f"{name}, {per_class}"] = {
+                "rows": len(task.truth),
+                **{method: _mean_score(method, rows) for method in ("ropaws", DEFAULT, *GRAPHS[1:])},
+                "logistic regression": _mean([_regression(draw) for draw in rows]),
+            }
+            print(name, per_class, found[f"{name}, {per_class}"], flush=True)
+    return found
+
+
+def _mean_score(method: str, draws: list[Rows]) -> dict[str, float]:
+    return _mean([score(METHODS[method]().fit(rows.points, rows.labels), rows) for rows in draws])
+
+
+def _regression(rows: Rows) -> dict[str, float]:
+    """On the labels alone."""
+    known, hidden = rows.labels >= 0, (rows.labels < 0) & (rows.truth >= 0)
+    model = LogisticRegression(C=10, class_weight="balanced", max_iter=2000)
+    model.fit(rows.points[known], rows.labels[known])
+    return {"accuracy": float((model.predict(rows.points[hidden]) == rows.truth[hidden]).mean())}
+
+
+def _mean(found: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.fmean(each[key] for each in found) for key in found[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--largest", type=int, default=1_000_000)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path, default=Path("runs/features"))
+    parser.add_argument("--only", nargs="+", choices=[*SIZES, "real"], default=[*SIZES, "real"])
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.alone:
         alone(*options.alone)
         return
-    results: dict[str, Any] = {"embedded": measure("embedded", list(METHODS), 3)}
-    for size, names in SIZES.items():
-        if size <= options.largest:
-            results[f"generated {size}"] = measure(str(size), names, 3 if size <= 10_000 else 1)
-    write_results("propagation", {"sizes": results})
+    for part in options.only:
+        before = read_results("propagation")
+        done = "real" in before if part == "real" else part in before.get("sizes", {})
+        if done and not options.again:
+            continue
+        if part != "real":
+            write_results("propagation", {"sizes": {**before.get("sizes", {}), part: measure(part)}})
+        elif options.data is None or not options.data.is_dir():
+            print(f"left out: real features need --data, a folder of images, got {options.data}")
+        else:
+            write_results("propagation", {"real": real(options.data, options.work)})
 
 
 if __name__ == "__main__":

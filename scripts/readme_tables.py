@@ -6,6 +6,7 @@ python scripts/readme_tables.py --check   exit code 1 if a page is not what the 
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -31,6 +32,28 @@ def ablation() -> str:
     return comparison("demo_ablation", {key: name for key, name in COLUMNS.items() if key != "seconds"})
 
 
+def many_files() -> str:
+    many = read("many_files")
+    check, predict = many["check"], many["predict"]
+    count = str(many["files"])
+    megabytes = [f"{command[count]['megabytes']:,}" for command in (check, predict)]
+    kilobytes = [f"{command['bytes_more_per_file'] / 1000:.1f}" for command in (check, predict)]
+    return (
+        f"- Of {many['files']:,} small files `check` looks at {check['files_per_second']:,} per second and"
+        f" `predict` with a small network at {predict['files_per_second']:,}. They take"
+        f" {' and '.join(megabytes)} MB with their worker processes, and each further file"
+        f" {' and '.join(kilobytes)} kB: its name, and in `check` a thumbnail."
+    )
+
+
+def reading_ways() -> str:
+    """What single steps of reading an image take."""
+    kept = {"decode, Pillow": "yes", "resize, torch": "for whole images", "resize, Pillow": "for squares"}
+    rows = [["step", "ms per image", "used"], ["---", "---:", "---"]]
+    rows += [[way, f"{ms:.2f}", kept.get(way, "no")] for way, ms in sorted(read("loading")["ways"].items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
     step, loading = read("step_time"), read("loading")
@@ -49,6 +72,7 @@ def speed() -> str:
             f"- JPEGs of about 500 x 375 are read {plain[0]} times as fast as by a plain Dataset and"
             f" DataLoader for views of 96 px ({plain[1]} times for 224), and {cached[0]} ({cached[1]}) times"
             f" from the cache; training on this CPU waits for images at most {wait:.1%} of the time.",
+            many_files(),
             f"- A RoPAWS step costs {cifar:.2f} times a PAWS step in the paper's CIFAR setting;"
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
@@ -61,6 +85,50 @@ def speed() -> str:
             f" in {million['seconds']:.0f} seconds and {million['megabytes']} MB beside the data.",
         ]
     )
+
+
+def reference_step() -> str:
+    """The step against the plain way, its parts, and what compiling it brings."""
+    results = read("reference_step")
+    loads = {"0 beside": "quiet machine", "1 beside": "one program beside"}
+    ways = {"ours fp32": "ours, float32", "ours": "ours", "ours compiled": "ours, compiled"}
+    rows = [
+        [name, *(f"{results[load]['times_as_fast_as_plain'][way]:.2f}" for load in loads)]
+        for way, name in ways.items()
+    ]
+    parts = {name: results[f"parts of {way}"] for way, name in (("ours", "bf16"), ("ours fp32", "float32"))}
+    kinds = list(parts["bf16"]["percent_by_kind"])
+    shares = [
+        [name, *(f"{part['percent_by_kind'][kind]:.1f}" for kind in kinds)] for name, part in parts.items()
+    ]
+    views, loss = (parts["bf16"]["percent_by_part"][part] for part in ("views", "optimizer"))
+    compiled = results["compilation"]
+    pays = compiled["pays_after_steps"]
+    after = "never pays here" if pays is None else f"pays after {pays:,} steps"
+    return (
+        f"{table([['times as fast as the plain way', *loads.values()], *rows])}\n\n"
+        f"{table([['percent of our step', *kinds], *shares])}\n\n"
+        f"Making the views is {views:.1f}% of the step in bf16, the optimizer {loss:.1f}%. `--train.compile`"
+        f" makes the step {compiled['times_as_fast']:.2f} times as fast, costs"
+        f" {compiled['seconds_at_the_start']:.0f} seconds at the start, and {after}."
+    )
+
+
+def busy() -> str:
+    """Speed of each way of waiting, against torch's default."""
+    results = read("busy")
+    columns = {
+        f"{task}, {load} beside": f"{name}, {words}"
+        for task, name in (("demo", "small network"), ("head", "head on features"))
+        for load, words in ((0, "quiet"), (1, "one beside"), (2, "two beside"))
+    }
+    ways = list(results["demo, 0 beside"]["times_default"])
+    rows = [
+        [way, *(f"{results[column]['times_default'][way]:.2f}" for column in columns)]
+        for way in ways
+        if way != "default"
+    ]
+    return table([["times as fast as torch's default", *columns.values()], *rows])
 
 
 def posterior() -> str:
@@ -534,7 +602,56 @@ def explore_refit() -> str:
     return table(rows)
 
 
+def demo_time() -> str:
+    found = read("demo_time")
+    side, turn = (found["workers"].get(key, {}).get("seconds") for key in ("3", "1"))
+    turns = "" if turn is None else f", {turn:.0f} with its runs one after the other (`--workers 1`)"
+    return f"`make demo` takes {side:.0f} seconds on {found['cores']} cores{turns}."
+
+
+def time_to_accuracy() -> str:
+    """Seconds to the accuracy that the paper's settings end with, means over the seeds."""
+    names = {"garments": "garments, from scratch", "features": "CIFAR-10 + CIFAR-100, head on features"}
+    results = read("time_to_accuracy")
+    head = ["", "paper: accuracy at its end", "of steps", "first reached after", "ours: reached after",
+            "times as fast (each seed)", "ours: accuracy at its end", "of steps", "seconds"]  # fmt: skip
+    rows = [head]
+    for key, name in names.items():
+        found, seeds = results[key], results[key]["seeds"]
+
+        def mean(column: str, seeds: list = seeds) -> float:
+            return statistics.mean(seed[column] for seed in seeds)
+
+        reached = all(seed["ours"] is not None for seed in seeds)
+        each = ", ".join("never" if seed["times"] is None else f"{seed['times']:.1f}" for seed in seeds)
+        rows.append(
+            [
+                name,
+                f"{100 * mean('target'):.1f}",
+                f"{found['steps']['paper']:,}",
+                f"{mean('paper_first'):.1f} s",
+                f"{mean('ours'):.1f} s" if reached else "not by every seed",
+                each,
+                f"{100 * mean('final'):.1f}",
+                f"{found['steps']['ours']:,}",
+                f"{mean('ours_end'):.1f}",
+            ]
+        )
+    extra = results["features"]
+    whole, once = extra["whole_network"], extra["extraction"]
+    hours = whole["seconds"] * whole["steps"] / 3600
+    words = (
+        f"On the features both begin after the {once['seconds']:.0f} seconds in which those of"
+        f" {once['images']:,} images in five views each are computed; they are not in the table. The paper's"
+        f" own way, all weights on eight views, would take {whole['seconds']:.0f} seconds per step:"
+        f" {hours:.0f} hours for as many steps."
+    )
+    return f"{table(rows)}\n\n{words}"
+
+
 SECTIONS = {
+    "demo-time": demo_time,
+    "time-to-accuracy": time_to_accuracy,
     "explore-map": explore_map,
     "explore-refit": explore_refit,
     "label-errors": label_errors,
@@ -550,6 +667,8 @@ SECTIONS = {
     "demo": lambda: comparison("demo"),
     "ablation": ablation,
     "speed": speed,
+    "reference-step": reference_step,
+    "busy": busy,
     "posterior": posterior,
     "communication": communication,
     "messages": messages,
@@ -687,6 +806,35 @@ def hostile() -> str:
     return table(rows)
 
 
+def export_files() -> str:
+    results = read("export")
+    speed, sizes, command = results["times_as_fast"], results["megabytes"], results["command"]
+    verified = results["verification"]
+    own, apart = verified.get("run_precision", {}), max(verified["differences"].values())
+    rows = [["", "times as fast", "MB"]]
+    rows += [
+        [name, f"{value:.2f}", f"{sizes[name]:.1f}" if name in sizes else ""] for name, value in speed.items()
+    ]
+    return (
+        f"{table(rows)}\n\nLabeling a folder of {command['images']} JPEGs, everything from the start of the"
+        f" program on, the script takes 1/{command['script_times_as_fast']:.2f} of the time of"
+        f" `ropaws predict`, and {command['same_answer']:.1%} of the answers are the same. The run computes"
+        f" in {own.get('type', 'float32')} here, the file in float32; in float32 both differ by at most"
+        f" {apart:.1e} ({verified['on']})."
+    )
+
+
+def export_int8() -> str:
+    results = read("export")
+    rows = [["int8", "accuracy", "float32", "same label", "same side of the threshold"]]
+    for name, found in results["int8"].items():
+        shares = (found[key] for key in ("accuracy", "accuracy_fp32", "same_label", "same_out_of_class"))
+        rows.append([name, *(f"{share:.1%}" for share in shares)])
+    images = next(iter(results["int8"].values()))["images"]
+    kept = "kept" if results["int8_kept"] else "refused"
+    return f"{table(rows)}\n\nOn {images} test images; with the limit of half a point this file is {kept}."
+
+
 HOSTILE = {  # beginning of a reader's name: row of the table
     "config.json": "`config.json`, then the network is built and used",
     "page: ": "any JSON file of a run, shown by `report` and `compare`",
@@ -706,6 +854,9 @@ BENCHES = {
     "bench-control": bench_control,
     "bench-shift": bench_shift,
     "methods-cost": methods_cost,
+    "reading-ways": reading_ways,
+    "export-files": export_files,
+    "export-int8": export_int8,
 }
 
 

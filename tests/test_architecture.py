@@ -31,7 +31,7 @@ PLACES = {part: (level, place) for level, row in enumerate(LEVELS) for place, pa
 REPORT_IMPORTS = {"limits", "runs.layout", "runs.opening", "runs.atomic"}
 REPORT_USERS = 5  # level from which on it may be imported
 # The one exception: what people ask of a Run is answered higher up, and imported when it is asked.
-VERBS = ("evaluate", "predict", "suggest", "report")
+VERBS = ("evaluate", "predict", "suggest", "report", "export")
 ANSWERS = ("analysis", "prediction")
 
 
@@ -155,7 +155,7 @@ def test_help_and_version_do_not_load_torch(option):
 
 
 def test_equations_know_no_device_process_randomness_or_logging():
-    allowed = {"functools", "math", "collections", "typing", "torch", "ropaws"}
+    allowed = {"contextlib", "functools", "math", "collections", "typing", "torch", "ropaws"}
     assert {name.split(".")[0] for name in names(SOURCE / "equations.py")} <= allowed
     text = (SOURCE / "equations.py").read_text()
     for word in ("cuda", "rand(", "randn(", "distributed", "print("):

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
+from ropaws import Run
 from ropaws.batch import Batch, Support
 from ropaws.models import ModelConfig, build_encoder
 from tests.tiny import write_data
@@ -138,6 +140,17 @@ def test_own_method_works_on_the_command_line(tmp_path):
     assert "accuracy" in printed
     assert len(table.read_text().splitlines()) == 1 + 20
     assert "own_method:OwnMethod" in (run / "report.html").read_text()
+
+
+def test_label_folder_prints_a_line_for_each_image(example, trained, tmp_path):
+    run, photos = trained
+    model = Run(run).export(tmp_path / "model.onnx").path
+    for path in (photos / "pool").glob("rows-*.png"):
+        with Image.open(path) as image:
+            image.save(tmp_path / f"{path.stem}.jpg")
+    lines = example("label_folder", model, tmp_path).splitlines()
+    assert len(lines) == 8
+    assert all(len(line.split()) == 5 for line in lines)
 
 
 def run_commands(commands, scratch):

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from ropaws.methods import PAWS, FineTune, Method, RoPAWS, Supervised
     from ropaws.own_data import train_on
     from ropaws.prediction.embed import embed
+    from ropaws.prediction.export_model import export
     from ropaws.prediction.first_suggestions import first_suggestions
+    from ropaws.prediction.model_card import model_card
     from ropaws.prediction.predict import Prediction, predict
     from ropaws.runs.run import Run
     from ropaws.training.train import resume, train
@@ -38,8 +40,10 @@ __all__ = [
     "embed",
     "equations",
     "evaluate",
+    "export",
     "finetune",
     "first_suggestions",
+    "model_card",
     "predict",
     "recipes",
     "resume",
@@ -60,8 +64,10 @@ _MODULES = {
     "Supervised": "methods",
     "embed": "prediction.embed",
     "evaluate": "analysis.evaluate",
+    "export": "prediction.export_model",
     "finetune": "analysis.finetune",
     "first_suggestions": "prediction.first_suggestions",
+    "model_card": "prediction.model_card",
     "predict": "prediction.predict",
     "resume": "training.train",
     "suggest": "analysis.suggest",

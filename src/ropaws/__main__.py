@@ -3,13 +3,17 @@
 import os
 import sys
 
+# How the threads of torch wait for each other, unless the user has said so. Threads that spin make training
+# several times slower as soon as another program needs a core; threads that sleep at once make it slower on a
+# quiet machine, because waking up takes longer than most waits. benchmarks/busy.py compares. GOMP_SPINCOUNT
+# is for the OpenMP of GCC, which torch brings on Linux; others know the policy alone.
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}
+
 
 def main() -> None:
     """Run the command line. Loading torch takes seconds; Ctrl-C during that time ends quietly too."""
-    # Threads that spin while they wait make training several times slower as soon as another program needs
-    # a core. This must be set before torch is loaded; whoever has set either variable knows better.
-    if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    if not WAITING.keys() & os.environ.keys():
+        os.environ.update(WAITING)  # read when torch is loaded
     try:
         from ropaws.cli.main import main as run_command
 

@@ -100,7 +100,7 @@ def fit_settings(
         choice = _frozen(files, data, gpu, device, pretrained)
     if train_backbone:
         choice = _whole_network(choice, len(files.train.images), gpu)
-    gigabytes = len(files.train.images) * 3 * choice.config.data.image_size**2 / 2**30
+    gigabytes = choice.config.data.decoding().needed(files) / 2**30
     if gigabytes > data.memory_gb:
         choice.reasons["data.memory"] = (
             f"images are read as they are needed: decoded, they are {gigabytes:.1f} GB, more than"

@@ -17,7 +17,7 @@ from ropaws.methods import Method, RoPAWS, method_class, method_name
 from ropaws.models import ModelConfig
 from ropaws.naming import nearest
 from ropaws.runs.atomic import read_json
-from ropaws.runs.layout import CONFIG, FORMER_SETTINGS
+from ropaws.runs.layout import CONFIG, DATA_SETTINGS, FORMER_SETTINGS
 from ropaws.training.hardware import Precision
 from ropaws.training.optim import OptimConfig
 from ropaws.training.trackers import TrackerName
@@ -131,7 +131,7 @@ def from_json(values: object) -> RunConfig:
     """The config again; says which field is unknown, missing its type, or out of range."""
     if not isinstance(values, dict):
         raise ValueError(f"a config is a JSON object, got {type(values).__name__}")
-    values = _with_current_names(values)
+    values = _with_former_crop(_with_current_names(values))
     method = values.pop("method", {"name": "ropaws"})
     if not isinstance(method, dict) or not isinstance(method.get("name"), str):
         raise ValueError("method must be an object with a 'name'")
@@ -163,6 +163,17 @@ def _with_current_names(values: dict[str, Any]) -> dict[str, Any]:
         part = values.get(section)
         if isinstance(part, dict) and former in part and current not in part:
             values[section] = {current if name == former else name: item for name, item in part.items()}
+    return values
+
+
+def _with_former_crop(values: dict[str, Any]) -> dict[str, Any]:
+    """Runs of earlier versions have cropped their views from the central square, no longer the default.
+
+    In a config that a person has written, with a few settings alone, a missing data.crop has its default.
+    """
+    data = values.get("data")
+    if isinstance(data, dict) and "crop" not in data and data.keys() >= DATA_SETTINGS:
+        return {**values, "data": {**data, "crop": "center"}}
     return values
 
 

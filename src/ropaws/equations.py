@@ -12,6 +12,7 @@ ICLR 2023. A tag such as [Eq. (9)] stands exactly once in this file.
 import functools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -38,7 +39,8 @@ def _in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
         first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         if first is None:
             return function(*args, **kwargs)
-        with torch.autocast(first.device.type, enabled=False):
+        kind = first.device.type
+        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             return function(*map(_widen, args), **{k: _widen(v) for k, v in kwargs.items()})  # type: ignore[arg-type]
 
     return wrapper
@@ -307,13 +309,15 @@ def neighbor_weights(
     _check_points("queries", queries, "support", support)
     _check_positive(temperature=temperature, label_ratio=label_ratio)
     voters = queries[rows]
-    to_support = cosine(voters, support) / temperature + label_boost(len(queries), len(support), label_ratio)
+    boost = label_boost(len(queries), len(support), label_ratio)
+    to_support = cosine(voters, support).div_(temperature).add_(boost)  # in place: copies take longer
     if support_weights is not None:
-        to_support = to_support + support_weights.log()
-    to_unlabeled = cosine(voters, queries) / temperature
+        to_support.add_(support_weights.log())
+    to_unlabeled = cosine(voters, queries).div_(temperature)
     if not self_vote:
         positions = torch.arange(len(queries), device=queries.device)
-        to_unlabeled = to_unlabeled.masked_fill(positions[rows, None] == positions, -math.inf)
+        own = positions[rows]
+        to_unlabeled[torch.arange(len(own), device=own.device), own] = -math.inf
     votes = torch.cat([to_support, to_unlabeled], dim=1).softmax(dim=1)
     return votes[:, : len(support)], votes[:, len(support) :]
 

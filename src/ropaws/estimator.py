@@ -1,21 +1,29 @@
 """RoPAWS on feature arrays, as a scikit-learn estimator."""
 
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from ropaws.batch import Outputs
+from ropaws.data.array_rows import ArrayRows
 from ropaws.data.features import FeatureRows, principal_components
 from ropaws.methods.propagation import VOTERS
 from ropaws.models.heads import main_directions
 from ropaws.training import feature_head
+from ropaws.training.feature_arrays import (
+    BLOCK,
+    check_views,
+    checked_labels,
+    filled,
+    learned_rows,
+    scaled_rows,
+)
 from ropaws.training.feature_classifier import (
     ClassifierSettings,
     FeatureClassifier,
@@ -24,8 +32,7 @@ from ropaws.training.feature_classifier import (
     try_head,
 )
 
-UNLABELED = -1
-BLOCK = 2048  # rows that are worked on at a time
+KINDS = (np.float32, np.float64, np.float16)  # of features that are read as they are, without a copy
 
 
 class RoPAWSClassifier(
@@ -41,6 +48,10 @@ class RoPAWSClassifier(
     on labeled and unlabeled rows; the class probabilities are the geometric mean of its soft nearest-neighbor
     classifier and of logistic regression on the labels. How likely a row belongs to any class comes from the
     density of the labels against that of all rows, before the head is trained.
+
+    Rows are read in blocks, so that `X` may be a memory-mapped array (`numpy.load(file, mmap_mode="r")`) of
+    float32, float64 or float16 that is larger than memory. Of more than 131,072 unlabeled rows a random
+    sample of that size is learned from; every row gets its label.
 
     Parameters
     ----------
@@ -62,11 +73,11 @@ class RoPAWSClassifier(
         Weight of logistic regression in the geometric mean, from 0 to 1.
     voters : int or None, default=1024
         Without a head: number of unlabeled rows that vote, at most. None lets all of them vote, in quadratic
-        time.
+        time, and learns from all of them.
     steps : int, default=300
         Training steps of the head.
     random_state : int, RandomState instance or None, default=0
-        Controls batches, weights and the choice of the voters.
+        Controls batches, weights, and which rows of a large pool are learned from and vote.
 
     Attributes
     ----------
@@ -145,18 +156,16 @@ class RoPAWSClassifier(
             The fitted estimator.
         """
         settings = self._settings()
-        X = validate_data(self, X, dtype=[np.float32, np.float64], ensure_min_samples=2)  # noqa: N806
-        y, known = _labels(y, X)
+        X = self._checked(X, ensure_min_samples=2)  # noqa: N806
+        y, known = checked_labels(y, X)
         self.classes_, numbers = np.unique(y[known], return_inverse=True)
-        labeled = LabeledRows(
-            torch.from_numpy(np.flatnonzero(known)), torch.from_numpy(numbers), len(self.classes_)
-        )
-        rows, looks = _scaled_rows(X), _checked_views(views, X)
-        # Once for all trials: features of a network have a thousand dimensions, most of them nearly empty.
-        count = min(feature_head.DIMS, rows.shape[1])
-        mean, components = principal_components(FeatureRows(rows), count)
-        self._mean, self._components = mean.float(), components.float()
-        features = FeatureRows(self._project(rows), None if looks is None else self._project(looks))
+        check_views(views, X)
+        learned = learned_rows(known, settings.voters, settings.seed)
+        if learned is not None:  # else all rows are looked at before anything is learned
+            self._check_finite(X)
+        features = self._prepared(X, views, learned)
+        where = np.flatnonzero(known if learned is None else known[learned])
+        labeled = LabeledRows(torch.from_numpy(where), torch.from_numpy(numbers), len(self.classes_))
         trial = self._trial(features, labeled, settings)
         self.head_, self.head_reason_ = "linear" if trial.use else None, trial.reason
         use = ClassifierSettings(**{**vars(settings), "head": trial.use})
@@ -164,7 +173,8 @@ class RoPAWSClassifier(
         self.temperature_ = self._classifier.temperature
         self.prior_temperature_ = self._classifier.prior_temperature
         self.in_class_share_ = self._classifier.share
-        winners = self._outputs(features.center).probs.argmax(dim=1).numpy()
+        blocks = features.center.split(BLOCK) if learned is None else self._blocks(X)
+        winners = filled(len(X), map(self._winners, blocks), np.int64)
         winners[known] = numbers
         self.transduction_ = self.classes_[winners]
         return self
@@ -182,7 +192,8 @@ class RoPAWSClassifier(
         ndarray of shape (n_samples,)
             A class for every row; `in_domain` says whether it belongs to any.
         """
-        winners = self.predict_proba(X).argmax(axis=1)
+        check_is_fitted(self)
+        winners = self._answers(X, self._winners, np.int64)
         return np.asarray(self.classes_[winners])
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -198,8 +209,13 @@ class RoPAWSClassifier(
         ndarray of shape (n_samples, n_classes)
             Rows sum to 1; columns are in the order of `classes_`.
         """
-        probs = self._outputs(self._checked(X)).probs.double()
-        return (probs / probs.sum(dim=1, keepdim=True)).numpy()
+        check_is_fitted(self)
+
+        def probabilities(part: Tensor) -> Tensor:
+            probs = self._classifier.classify(part).double()
+            return probs / probs.sum(dim=1, keepdim=True)
+
+        return self._answers(X, probabilities)
 
     def in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Predict the probability of belonging to any known class.
@@ -214,7 +230,8 @@ class RoPAWSClassifier(
         ndarray of shape (n_samples,)
             Low where a row is out-of-class.
         """
-        return self._outputs(self._checked(X)).in_domain.double().numpy()
+        check_is_fitted(self)
+        return self._answers(X, lambda part: self._classifier.judge(part).in_domain)
 
     def score_in_domain(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Rank rows from out-of-class (low) to in-class, also those whose probability is 1.
@@ -229,7 +246,8 @@ class RoPAWSClassifier(
         ndarray of shape (n_samples,)
             With prior="pool" the log ratio of the densities.
         """
-        return self._outputs(self._checked(X)).score.double().numpy()
+        check_is_fitted(self)
+        return self._answers(X, lambda part: self._classifier.judge(part).score)
 
     def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Embed rows: those of one class lie close together.
@@ -244,8 +262,8 @@ class RoPAWSClassifier(
         ndarray of shape (n_samples, n_dims)
             Rows of unit length.
         """
-        rows = self._checked(X)
-        return torch.cat([self._classifier.embed(part) for part in rows.split(BLOCK)]).double().numpy()
+        check_is_fitted(self)
+        return self._answers(X, self._classifier.embed)
 
     @property
     def _n_features_out(self) -> int:
@@ -277,66 +295,49 @@ class RoPAWSClassifier(
             return HeadTrial(False, "head=None was asked for")
         return try_head(features, labeled, settings)
 
-    def _outputs(self, features: Tensor) -> Outputs:
-        parts = [self._classifier.predict(part) for part in features.split(BLOCK)]
-        return Outputs(*map(torch.cat, zip(*parts, strict=True)))
+    def _winners(self, part: Tensor) -> Tensor:
+        return self._classifier.classify(part).argmax(dim=1)
 
-    def _checked(self, X: Any) -> Tensor:  # noqa: N803
-        check_is_fitted(self)
-        return self._project(
-            _scaled_rows(validate_data(self, X, dtype=[np.float32, np.float64], reset=False))
-        )
+    def _checked(self, X: Any, **more: Any) -> NDArray[Any]:  # noqa: N803
+        """As an array; whether its values are finite is seen block by block."""
+        return np.asarray(validate_data(self, X, dtype=list(KINDS), ensure_all_finite=False, **more))
+
+    def _check_finite(self, X: NDArray[Any]) -> None:  # noqa: N803
+        name = type(self).__name__
+        for start in range(0, len(X), BLOCK):
+            assert_all_finite(X[start : start + BLOCK], input_name="X", estimator_name=name)
+
+    def _prepared(self, X: NDArray[Any], views: Any, learned: NDArray[np.int64] | None) -> FeatureRows:  # noqa: N803
+        """The rows that are learned from, in their main directions.
+
+        Once for all trials: features of a network have a thousand dimensions, most of them nearly empty.
+        """
+        rows = ArrayRows(X, self._scaled, learned)
+        mean, components = principal_components(rows, min(feature_head.DIMS, X.shape[1]))
+        self._mean, self._components = mean.float(), components.float()
+        center = torch.cat([self._project(part) for part in rows.blocks(BLOCK)])
+        if views is None:
+            return FeatureRows(center)
+        looks = ArrayRows(np.asarray(views), scaled_rows, learned)
+        return FeatureRows(center, torch.cat([self._project(part) for part in looks.blocks(BLOCK)]))
+
+    def _answers(
+        self,
+        X: Any,  # noqa: N803
+        answer: Callable[[Tensor], Tensor],
+        kind: type = np.float64,
+    ) -> NDArray[Any]:
+        """Of all rows, a block at a time.   answer: (b, e) rows in their main directions  ->  (b, ...)"""
+        X = self._checked(X, reset=False)  # noqa: N806
+        return filled(len(X), map(answer, self._blocks(X)), kind)
+
+    def _blocks(self, X: NDArray[Any]) -> Iterator[Tensor]:  # noqa: N803
+        return map(self._project, ArrayRows(X, self._scaled).blocks(BLOCK))
+
+    def _scaled(self, rows: NDArray[Any]) -> Tensor:
+        self._check_finite(rows)
+        return scaled_rows(rows)
 
     def _project(self, rows: Tensor) -> Tensor:
         """(n, ..., d)  ->  (n, ..., e)"""
-        return torch.cat([main_directions(part, self._mean, self._components) for part in rows.split(BLOCK)])
-
-
-def _checked_views(views: Any, X: NDArray[Any]) -> Tensor | None:  # noqa: N803
-    if views is None:
-        return None
-    array = np.asarray(views)
-    if array.ndim != 3 or (array.shape[0], array.shape[2]) != X.shape or array.shape[1] == 0:
-        raise ValueError(
-            f"views must be (n_samples, n_views, n_features) with those of X {X.shape}, got {array.shape}"
-        )
-    if not np.isfinite(array).all():
-        raise ValueError("views has values that are not finite; repair or remove those rows")
-    return _scaled_rows(array)
-
-
-def _labels(y: Any, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:  # noqa: N803
-    """The labels, and which rows have one."""
-    if y is None:
-        raise ValueError("requires y to be passed, but the target y is None")
-    y = column_or_1d(y, warn=True)
-    check_consistent_length(X, y)
-    if y.dtype.kind == "f" and np.isinf(y).any():
-        raise ValueError("Input y contains infinity")
-    if y.dtype.kind in "US" and (y == str(UNLABELED)).any():
-        raise ValueError(
-            "y has the text '-1'; to mark an unlabeled row among names use None, NaN, an empty text or the"
-            " number -1 in an array of dtype object"
-        )
-    known = np.array([not _is_missing(label) for label in y], bool)
-    if not known.any():
-        raise ValueError(
-            "y has no label: every entry is -1 (unlabeled) or missing; label a row of each class"
-        )
-    check_classification_targets(y[known])
-    return y, known
-
-
-def _is_missing(label: Any) -> bool:
-    if isinstance(label, str):
-        return label == ""
-    return label is None or label != label or label == UNLABELED  # NaN is not equal to itself
-
-
-def _scaled_rows(rows: NDArray[Any]) -> Tensor:
-    """Rows whose largest entry is 1 in size, in float32; only their direction counts. Zeros stay.
-
-    (..., d)  ->  (..., d)
-    """
-    largest = np.abs(rows).max(axis=-1, keepdims=True)
-    return torch.from_numpy((rows / np.where(largest > 0, largest, 1)).astype(np.float32))
+        return main_directions(rows, self._mean, self._components)

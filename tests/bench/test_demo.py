@@ -9,14 +9,17 @@ from ropaws.report.tables import comparison_rows, mean_and_deviation
 
 @pytest.fixture(autouse=True)
 def few_points(monkeypatch):
-    """Most of the time of a short demo goes into maps of many points, and into SSKDE."""
-    monkeypatch.setattr("ropaws.bench.demo.FIGURE_POINTS", 100)
+    """Most of the time of a short demo goes into maps of many points, and into SSKDE.
+
+    Other processes would not see this: here the runs are trained one after the other, and side by side in
+    test_side_by_side.py.
+    """
     monkeypatch.setattr("ropaws.analysis.gallery.POINTS", 100)
     monkeypatch.setattr("ropaws.analysis.evaluate.SSKDE_POINTS", 100)
 
 
 def demo(out, *more):
-    main(["demo", "--steps", "2", "--out", str(out), *more])
+    main(["demo", "--steps", "2", "--workers", "1", "--out", str(out), *more])
 
 
 def test_demo_writes_table_results_figure_and_page(tmp_path, capsys, monkeypatch):
@@ -34,6 +37,8 @@ def test_demo_writes_table_results_figure_and_page(tmp_path, capsys, monkeypatch
         assert all(0 <= value <= 1 for key, values in figures.items() if key != "seconds" for value in values)
     assert results["settings"]["labels_per_class"] == 1
     assert results["settings"]["steps"] == 2
+    for folder in out.glob("*-seed*"):
+        assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2  # all methods have equal steps
     with Image.open(out / "embeddings.png") as image:
         assert image.width > 2 * 500
         assert len(image.convert("RGB").getcolors(1 << 24)) > 50  # something was drawn
@@ -65,13 +70,14 @@ def test_an_interrupted_demo_is_resumed(tmp_path):
     out = tmp_path / "demo"
     demo(out)
     whole = json.loads((out / "results.json").read_text())
-    (out / "paws-seed0" / "evaluation.json").unlink()  # stopped before it was tested
+    (out / "paws-seed0" / "gallery.json").unlink()  # stopped while it was tested
     for name in ("evaluation.json", "config.json"):  # stopped while its folder was being made
         (out / "ropaws-seed0" / name).unlink()
     demo(out)
     again = json.loads((out / "results.json").read_text())
     for method in ("supervised", "paws", "ropaws"):
         assert again["methods"][method]["accuracy"] == whole["methods"][method]["accuracy"]
+        assert (out / f"{method}-seed0" / "gallery.json").exists()
 
 
 def test_one_seed_has_no_deviation():

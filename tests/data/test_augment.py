@@ -10,7 +10,7 @@ from ropaws.data.augment import (
     augment,
     augment_pixels,
     center_view,
-    central_box,
+    central_boxes,
     random_boxes,
     random_views,
 )
@@ -121,9 +121,10 @@ def test_boxes_lie_inside_and_have_the_asked_area(shape, scale):
 
 
 def test_central_box_is_central():
-    assert central_box(30, 30, square=True) == (0, 0, 30, 30)
-    assert central_box(30, 50, square=True) == (0, 10, 30, 30)
-    assert central_box(10, 100) == (0, 43, 10, 13)
+    upright = torch.ones(1)
+    assert central_boxes(30, 30, upright, square=True).tolist() == [[0, 0, 30, 30]]
+    assert central_boxes(30, 50, upright, square=True).tolist() == [[0, 10, 30, 30]]
+    assert central_boxes(10, 100, upright).tolist() == [[0, 43, 10, 13]]
 
 
 def test_center_view_of_a_wide_image_is_its_middle_square():

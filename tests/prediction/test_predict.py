@@ -18,9 +18,9 @@ from ropaws import equations as eq
 from ropaws.cli.main import main
 from ropaws.data.files.decoding import read_square
 from ropaws.methods import LabeledEmbeddings
-from ropaws.methods.propagation import held_out_in_domain, pool_posterior
-from ropaws.prediction import predict as predict_module
+from ropaws.methods.propagation import Electorate, held_out_in_domain, pool_posterior
 from ropaws.prediction.predict import Predictor
+from ropaws.runs import run as run_module
 from ropaws.runs.facts import model_digest
 from tests import tiny
 from tests.photos import NAMES
@@ -145,7 +145,7 @@ def test_labels_propagate_as_the_run_was_trained_and_over_all_images(
     """Batches of 5 give what Eq. (12) says of all 36 images at once, with the run's own settings."""
     folder = with_method(trained[0], tmp_path / "run", **settings)
     files = sorted((trained[1] / "pool").iterdir())
-    monkeypatch.setattr(predict_module, "BATCH", 5)
+    monkeypatch.setattr(run_module, "BATCH", 5)
     rows = predicted(folder, [trained[1] / "pool"], tmp_path / "labels.csv")
     run = Run(folder)
     points = embedded(run, files)
@@ -193,13 +193,13 @@ def test_propagation_depends_on_neither_the_order_of_the_files_nor_the_batches(
     trained, tmp_path, monkeypatch
 ):
     """Also where only some of the images vote."""
-    for function in (pool_posterior, held_out_in_domain):
+    for function in (Electorate.__init__, held_out_in_domain):
         monkeypatch.setitem(function.__kwdefaults__, "voters", 8)
     files = sorted((trained[1] / "pool").iterdir())
     shuffled = [files[i] for i in np.random.default_rng(0).permutation(len(files))]
     found, thresholds = [], []
     for batch, order in ((512, files), (7, files), (512, files[::-1]), (3, shuffled)):
-        monkeypatch.setattr(predict_module, "BATCH", batch)
+        monkeypatch.setattr(run_module, "BATCH", batch)
         out = tmp_path / "labels.csv"
         found.append(predicted(trained[0], order, out))
         assert list(found[-1]) == [str(file) for file in order]

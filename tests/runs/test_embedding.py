@@ -8,8 +8,10 @@ import torch
 from PIL import Image
 
 from ropaws.data.augment import AugmentConfig, Normalization
+from ropaws.data.files.reading import Decoding, decode
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.sources import DataConfig
+from ropaws.data.whole_images import WholeImages
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.runs import embedding as module
 from ropaws.runs.embedding import Embedding, embed_images
@@ -226,3 +228,34 @@ def test_features_beyond_half_precision_are_an_error(images, settings, data, enc
     loud.backbone = Loud()
     with pytest.raises(ValueError, match="backbone small-8 gives features that are not finite, or beyond"):
         embed(images[:3], replace(settings, encoder=loud), data)
+
+
+def test_random_views_are_of_whole_images(settings, data, tmp_path):
+    """In memory and on disk alike; the center view is that of the central square, whatever the crop."""
+    random = np.random.default_rng(0)
+    files = [tmp_path / f"{i}.png" for i in range(6)]
+    for i, file in enumerate(files):
+        shape = (20, 20, 3) if i == 5 else (20, 60, 3)
+        Image.fromarray(random.integers(0, 256, shape, dtype=np.uint8)).save(file)
+    whole = replace(settings, crop="whole")
+    assert whole.digest != settings.digest
+    assert replace(whole, views=0).digest == replace(settings, views=0).digest
+    held = decode(files, Decoding(20, crop="whole", workers=1), no_watch, "").images
+    found = {
+        "disk": everything(embed(ImageStack(files, 20, crop="whole", workers=1), whole, data)),
+        "memory": everything(embed(held, whole, replace(data, feature_cache=tmp_path / "memory"))),
+        "center": everything(embed(held, settings, data)),
+    }
+    assert torch.equal(found["disk"], found["memory"])
+    assert torch.equal(found["disk"][:, 0], found["center"][:, 0])
+    assert torch.equal(found["disk"][5], found["center"][5])
+    assert not torch.isclose(found["disk"][:5, 1:], found["center"][:5, 1:]).all(dim=2).any()
+
+
+def test_images_that_differ_at_their_ends_alone_have_features_of_their_own(settings, data):
+    squares = torch.zeros(2, 3, 20, 20, dtype=torch.uint8)
+    wholes = torch.zeros(2, 3, 20, 20, dtype=torch.uint8)
+    wholes[1, :, :, :4] = 255
+    images = WholeImages(squares, wholes, torch.tensor([0, 1]), torch.tensor([3.0, 3.0]))
+    one, other = module.image_keys(images)
+    assert not np.array_equal(one, other)

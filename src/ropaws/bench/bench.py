@@ -2,13 +2,11 @@
 
 import functools
 import os
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from rich.console import Console, Group
@@ -21,7 +19,7 @@ from ropaws.bench.entries import JUDGES, check_entries, phases_of, plain_name
 from ropaws.bench.folder import RESULTS, Book, open_folder, task_facts
 from ropaws.bench.summary import REFERENCE, summarize
 from ropaws.bench.tasks import Data, Network, Task
-from ropaws.bench.workers import run_all
+from ropaws.bench.workers import run_all, stopped_like_ctrl_c
 from ropaws.config import differences
 from ropaws.methods import import_method
 from ropaws.recipes.protocols import Protocol, get_protocol
@@ -168,7 +166,7 @@ def _run_cells(
     if len(waiting) < len(cells):
         console.print(f"{len(cells) - len(waiting)} of {len(cells)} cells are done already", highlight=False)
     try:
-        with _stopped_like_ctrl_c():
+        with stopped_like_ctrl_c():
             _run(bench, protocol, waiting, book)
     except KeyboardInterrupt:
         book.write()
@@ -260,20 +258,6 @@ def _check_labels(task: Task, labels: Sequence[int]) -> None:
         raise ValueError(
             f"--labels {max(labels)}: a class of {task.name} has {int(counts.min())} images; ask for fewer"
         )
-
-
-@contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM ends the workers too, instead of leaving them alone."""
-
-    def stop(_number: int, _frame: object) -> NoReturn:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def import_own(name: str) -> None:

@@ -4,26 +4,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from ropaws import recipes
-from ropaws.analysis.evaluate import evaluate
-from ropaws.analysis.results import Evaluation, read_evaluation
-from ropaws.config import RunConfig, read_config, to_json
-from ropaws.evaluation.projection import tsne
+from ropaws.bench.side_by_side import Job, default_workers, train_all
+from ropaws.bench.workers import threads_of
+from ropaws.config import RunConfig, to_json
 from ropaws.methods import PAWS, RoPAWS, Supervised, method_name
 from ropaws.report.demo_page import write_demo_page
 from ropaws.report.figures import draw_embeddings
 from ropaws.report.run_page import write_report
 from ropaws.report.tables import COLUMNS, comparison_rows
-from ropaws.runs.atomic import write_atomically, write_json
-from ropaws.runs.layout import CONFIG, REPORT
-from ropaws.runs.run import Run
-from ropaws.training.train import resume, train
-
-FIGURE_POINTS = 1000
+from ropaws.runs.atomic import read_json, write_atomically, write_json
+from ropaws.runs.facts import read_facts
+from ropaws.runs.layout import GALLERY, REPORT
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,17 @@ class Demo:
     """Folder for the results."""
     steps: int | None = None
     """Training steps of each run; fewer for a quick look."""
+    workers: int | None = None
+    """Runs that are trained side by side, each on its share of the cores; by default one per core, or all
+    where they are few more, and one after the other on a GPU."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1, got {self.seeds}")
         if self.labels_per_class < 1:
             raise ValueError(f"--labels-per-class must be at least 1, got {self.labels_per_class}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.workers}")
 
 
 def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
@@ -56,18 +58,18 @@ def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
         recipes.with_seed(config, seed) for seed in range(settings.seeds) for config in demo_configs(settings)
     ]
     folders = [settings.out / f"{method_name(config.method)}-seed{config.train.seed}" for config in configs]
-    for config, folder in zip(configs, folders, strict=True):
-        _check_reusable(config, folder)
+    jobs = [Job(config, folder) for config, folder in zip(configs, folders, strict=True)]
+    workers = settings.workers or default_workers(len(jobs))
+    evaluations = train_all(jobs, workers=workers, console=console)
     methods: dict[str, dict[str, list[float]]] = {}
-    for config, folder in zip(configs, folders, strict=True):
-        figures = train_once(config, folder, console)
+    for config, figures in zip(configs, evaluations, strict=True):
         columns = methods.setdefault(method_name(config.method), {key: [] for key in COLUMNS})
         for key, values in columns.items():
             values.append(figures[key])  # type: ignore[literal-required]
-    results = {"methods": methods, "settings": _describe(settings, configs[0])}
+    results = {"methods": methods, "settings": _describe(settings, configs[0], workers)}
     write_json(settings.out / "results.json", results)
     console.print(_table(methods))
-    figure = _draw(settings.out, console)
+    figure = _draw(settings.out)
     pages = _write_reports(folders, settings.out)
     write_atomically(
         settings.out / REPORT,
@@ -105,26 +107,7 @@ def demo_configs(settings: Demo) -> list[RunConfig]:
     return [replace(base, method=method) for method in methods]
 
 
-def _check_reusable(config: RunConfig, folder: Path) -> None:
-    if (folder / CONFIG).exists() and read_config(folder / CONFIG) != config:
-        raise FileExistsError(f"{folder} was trained with other settings; choose another --out, or remove it")
-
-
-def train_once(config: RunConfig, folder: Path, console: Console) -> Evaluation:
-    """Train and test, or take what an earlier call left; refuses a folder of other settings."""
-    _check_reusable(config, folder)
-    found = read_evaluation(folder)
-    if "accuracy" in found:
-        console.print(f"{folder}: trained before, used again", highlight=False)
-        return found
-    if (folder / CONFIG).exists():
-        resume(folder, console=console)
-    else:
-        train(config, folder, console=console)
-    return evaluate(folder)
-
-
-def _describe(settings: Demo, config: RunConfig) -> dict[str, Any]:
+def _describe(settings: Demo, config: RunConfig, workers: int) -> dict[str, Any]:
     plain = to_json(config)
     return {
         "seeds": settings.seeds,
@@ -132,7 +115,8 @@ def _describe(settings: Demo, config: RunConfig) -> dict[str, Any]:
         **{key: plain["train"][key] for key in ("steps", "batch")},
         **{key: plain[key] for key in ("model", "data", "augment", "support", "optim")},
         "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
+        "workers": workers,
+        "threads": torch.get_num_threads() if workers == 1 else threads_of(workers),
     }
 
 
@@ -145,16 +129,15 @@ def _table(methods: dict[str, dict[str, list[float]]]) -> Table:
     return table
 
 
-def _draw(out: Path, console: Console) -> Path:
-    """t-SNE of the test images under PAWS and RoPAWS, of the first seed."""
-    with console.status("Drawing the embeddings"):
-        panels = {}
-        for title, name in (("PAWS", "paws"), ("RoPAWS", "ropaws")):
-            run = Run(out / f"{name}-seed0", console=console)
-            # Every k-th image: the test set is in order of class, so all classes are there.
-            chosen = slice(None, None, max(1, len(run.test.labels) // FIGURE_POINTS))
-            panels[title] = tsne(run.test.outputs.embedding[chosen])
-        path = out / "embeddings.png"
-        truth, names = run.test.labels[chosen].numpy(), run.class_names
-        write_atomically(path, lambda temporary: draw_embeddings(panels, truth, names, temporary))
+def _draw(out: Path) -> Path:
+    """t-SNE of the test images under PAWS and RoPAWS, of the first seed, as their reports have it."""
+    panels = {}
+    for title, name in (("PAWS", "paws"), ("RoPAWS", "ropaws")):
+        folder = out / f"{name}-seed0"
+        shown = read_json(folder / GALLERY, inside=folder)["projection"]
+        panels[title] = np.asarray(shown["points"], dtype=np.float32)
+    truth = np.asarray(shown["labels"])  # of the same test images in both
+    names = read_facts(folder).class_names
+    path = out / "embeddings.png"
+    write_atomically(path, lambda temporary: draw_embeddings(panels, truth, names, temporary))
     return path

@@ -8,12 +8,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 Item = TypeVar("Item")
 PATIENCE = 30  # seconds in which a stopped worker saves what it has
+TICK = 0.5  # seconds
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Done(NamedTuple):
@@ -30,8 +33,35 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
+def threads_of(workers: int) -> int:
+    """Threads of each of several workers that share the cores of the machine."""
+    return max(1, (os.cpu_count() or 1) // workers)
+
+
+@contextmanager
+def stopped_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM ends the workers too, instead of leaving them alone. Outside the main thread: no change."""
+
+    def stop(_number: int, _frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def run_all(
-    work: Callable[[Item], Any], items: Sequence[Item], *, workers: int, started: Callable[[int], object]
+    work: Callable[[Item], Any],
+    items: Sequence[Item],
+    *,
+    workers: int,
+    started: Callable[[int], object],
+    tick: Callable[[], object] | None = None,
 ) -> Iterator[Done]:
     """The results of all items, each as soon as it is there.
 
@@ -40,9 +70,10 @@ def run_all(
         items: Its arguments.
         workers: Number of processes, with the cores of the machine shared out among them.
         started: Called with the number of an item that is begun.
+        tick: Called about twice a second while they work.
     """
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = threads_of(workers)
     waiting = list(range(len(items)))[::-1]
     busy: dict[Connection, tuple[_Worker, int]] = {}
     idle: list[_Worker] = []
@@ -54,7 +85,10 @@ def run_all(
                 worker.pipe.send(items[number])
                 busy[worker.pipe] = (worker, number)
                 started(number)
-            for pipe in wait(list(busy)):
+            ready = wait(list(busy), timeout=None if tick is None else TICK)
+            if tick is not None:
+                tick()
+            for pipe in ready:
                 assert isinstance(pipe, Connection)
                 worker, number = busy.pop(pipe)
                 try:
@@ -73,10 +107,26 @@ def run_all(
 
 def _start(context: Any, work: Callable[[Any], Any], threads: int) -> _Worker:
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work, threads), daemon=True)
-    process.start()
+    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
+    with _told(threads):
+        process.start()
     theirs.close()
     return _Worker(process, ours)
+
+
+@contextmanager
+def _told(threads: int) -> Iterator[None]:
+    """torch, scikit-learn and NumPy's BLAS read their number of threads when a new process loads them.
+
+    Told to torch alone, the others would take every core in each worker, and wait for one another.
+    """
+    told = {name: str(threads) for name in THREADS if name not in os.environ}  # or the person has chosen
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name in told:
+            del os.environ[name]
 
 
 def _stop(workers: Sequence[_Worker]) -> None:
@@ -90,11 +140,7 @@ def _stop(workers: Sequence[_Worker]) -> None:
             worker.process.kill()
 
 
-def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
-    import torch
-
-    if "OMP_NUM_THREADS" not in os.environ:  # the person has not chosen
-        torch.set_num_threads(threads)
+def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):

@@ -31,6 +31,7 @@ COMMANDS = {
     "explore": ("ropaws.cli.explore", "look at images in the browser, label them, refit in seconds"),
     "finetune": ("ropaws.cli.train", "fine-tune a run on its labels, or train a linear probe"),
     "predict": ("ropaws.cli.predict", "label images with a run, and find those of no known class"),
+    "export": ("ropaws.cli.export", "write a run as one file that needs no ropaws, or its model card"),
     "embed": ("ropaws.cli.embed", "compute the features of images with a pretrained network"),
     "datasets": ("ropaws.cli.data", "list the named datasets and mixes, or download and count one"),
     "recipes": ("ropaws.cli.train", "list the published runs, or show one"),

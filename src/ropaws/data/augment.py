@@ -4,6 +4,7 @@ Parameters come from a generator on the CPU, so one seed gives the same views on
 images are worked on where they are.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,8 +26,13 @@ MOST_CROPS = 1000
 class View(Protocol):
     """A kind of random view of images, such as AugmentConfig, WeakView and StrongView."""
 
-    def pixels(self, images: Tensor, generator: Generator, part: "Part | None" = None) -> Tensor:
-        """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size)"""
+    def pixels(
+        self, images: Tensor, generator: Generator, part: "Part | None" = None, aspects: Tensor | None = None
+    ) -> Tensor:
+        """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size)
+
+        aspects (n,): width / height of each image in truth, where it is squeezed; None: as h and w say.
+        """
         ...
 
 
@@ -79,9 +85,11 @@ class AugmentConfig:
         if (value := self.interpolation) not in get_args(Interpolation):
             raise ValueError(f"augment.interpolation must be bilinear or bicubic, got {value}")
 
-    def pixels(self, images: Tensor, generator: Generator, part: "Part | None" = None) -> Tensor:
+    def pixels(
+        self, images: Tensor, generator: Generator, part: "Part | None" = None, aspects: Tensor | None = None
+    ) -> Tensor:
         """A random view of large size; see View."""
-        return augment_pixels(images, self, generator, part)
+        return augment_pixels(images, self, generator, part, aspects)
 
     def multi_crop(self) -> "dict[str, View]":
         """The views of PAWS by role: large1 and large2, then small1, small2 ..."""
@@ -122,12 +130,13 @@ def random_views(
     normalize: Normalization,
     generator: Generator,
     part: Part | None = None,
+    aspects: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """One view of each image for every role, drawn in the order of the roles.
 
-    images (u, channels, h, w) uint8  ->  role: (u, channels, size, size), normalized
+    images (u, channels, h, w) uint8, aspects (u,)  ->  role: (u, channels, size, size), normalized
     """
-    return {role: augment(images, view, normalize, generator, part) for role, view in views.items()}
+    return {role: augment(images, view, normalize, generator, part, aspects) for role, view in views.items()}
 
 
 def augment(
@@ -136,20 +145,34 @@ def augment(
     normalize: Normalization,
     generator: Generator,
     part: Part | None = None,
+    aspects: Tensor | None = None,
 ) -> Tensor:
     """One normalized random view of each image.   uint8 (n, channels, h, w)  ->  (n, channels, size, size)"""
-    return normalize.apply_(view.pixels(images, generator, part))
+    if aspects is None or bool((aspects == 1).all()):
+        return normalize.apply_(view.pixels(images, generator, part))
+    if "aspects" not in inspect.signature(view.pixels).parameters:
+        raise ValueError(
+            f"{type(view).__name__}.pixels takes no `aspects`, which it needs for images that are not square;"
+            " add it (docs/add-a-method.md), or use --data.crop center"
+        )
+    return normalize.apply_(view.pixels(images, generator, part, aspects))
 
 
 def augment_pixels(
-    images: Tensor, config: AugmentConfig, generator: Generator, part: Part | None = None
+    images: Tensor,
+    config: AugmentConfig,
+    generator: Generator,
+    part: Part | None = None,
+    aspects: Tensor | None = None,
 ) -> Tensor:
     """One random view of each image.   (n, channels, h, w) uint8  ->  (n, channels, size, size) in [0, 1]"""
     part = part or whole(images)
     height, width = images.shape[2:]
-    boxes = random_boxes(part.of, height, width, config.scale, generator)[part.rows].to(images.device)
+    boxes = random_boxes(part.of, height, width, config.scale, generator, rows=part.rows, aspects=aspects)
     flip = _happens(part, config.flip, generator).to(images.device)
-    view = image_ops.resized_crop(images, boxes, config.size, flip=flip, interpolation=config.interpolation)
+    view = image_ops.resized_crop(
+        images, boxes.to(images.device), config.size, flip=flip, interpolation=config.interpolation
+    )
     view = _jitter(view, config, generator, part)
     view = _sometimes(view, part, config.grayscale, generator, lambda x: image_ops.grayscale(x).expand_as(x))
     thresholds = torch.rand(part.of, generator=generator)[part.rows]
@@ -159,15 +182,29 @@ def augment_pixels(
     return _sometimes(view, part, config.blur, generator, image_ops.gaussian_blur, radii)
 
 
-def random_boxes(n: int, height: int, width: int, scale: tuple[float, float], generator: Generator) -> Tensor:
+def random_boxes(
+    n: int,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    generator: Generator,
+    *,
+    rows: Tensor | None = None,
+    aspects: Tensor | None = None,
+) -> Tensor:
     """Boxes of random area, aspect and place, in whole pixels.   ->  (n, 4) top, left, height, width
 
     As torchvision's RandomResizedCrop: up to ten tries that fit, then the largest central box.
+    rows (k,): those of the n images to draw boxes for, by default all  ->  (k, 4)
+    aspects (k,): width / height of these images in truth, where they are squeezed to height x width. That
+    changes no share of the area, but a pixel is then `stretch` times as wide as high.
     """
-    area, aspect, y, x = torch.rand(4, n, CROP_TRIES, generator=generator)
+    rows = torch.arange(n) if rows is None else rows
+    stretch = torch.ones(len(rows)) if aspects is None else aspects * (height / width)
+    area, aspect, y, x = torch.rand(4, n, CROP_TRIES, generator=generator)[:, rows]
     area = (scale[0] + (scale[1] - scale[0]) * area) * height * width
     low, high = map(math.log, ASPECT)
-    aspect = (low + (high - low) * aspect).exp()
+    aspect = (low + (high - low) * aspect).exp() / stretch[:, None]
     heights = (area / aspect).sqrt().round().clamp_min(1)
     widths = (area * aspect).sqrt().round().clamp_min(1)
     fits = (heights <= height) & (widths <= width)
@@ -176,23 +213,26 @@ def random_boxes(n: int, height: int, width: int, scale: tuple[float, float], ge
     top = (y * (height - heights + 1)).floor()
     left = (x * (width - widths + 1)).floor()
     boxes = torch.stack([top, left, heights, widths], dim=1)
-    return torch.where(fits[:, None], boxes, torch.tensor(central_box(height, width)))
+    return torch.where(fits[:, None], boxes, central_boxes(height, width, stretch))
 
 
-def central_box(height: int, width: int, *, square: bool = False) -> tuple[float, float, float, float]:
-    """The largest central box of an allowed aspect (or a square one): top, left, height, width."""
+def central_boxes(height: int, width: int, stretch: Tensor, *, square: bool = False) -> Tensor:
+    """The largest central boxes of an allowed aspect (or square ones), of images whose pixels are `stretch`
+    times as wide as high.   stretch (n,)  ->  (n, 4) top, left, height, width
+    """
     narrow, wide = (1.0, 1.0) if square else ASPECT
-    box_height = min(height, round(width / narrow))
-    box_width = min(width, round(height * wide))
-    return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+    heights = (width * stretch.double() / narrow).round().clamp(1, height)
+    widths = (height / stretch.double() * wide).round().clamp(1, width)
+    top, left = ((height - heights) / 2).floor(), ((width - widths) / 2).floor()
+    return torch.stack([top, left, heights, widths], dim=1).float()
 
 
 def center_view(
     images: Tensor, size: int, normalize: Normalization, interpolation: Interpolation = "bilinear"
 ) -> Tensor:
     """The view of evaluation: central square, resized.   uint8 (n, channels, h, w)  ->  float32"""
-    box = torch.tensor(central_box(*images.shape[2:], square=True), device=images.device)
-    boxes = box.expand(len(images), 4)
+    height, width = images.shape[2:]
+    boxes = central_boxes(height, width, torch.ones(len(images)), square=True).to(images.device)
     return normalize.apply_(image_ops.resized_crop(images, boxes, size, interpolation=interpolation))
 
 

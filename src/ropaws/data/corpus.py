@@ -11,12 +11,16 @@ from ropaws.data.augment import Normalization
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.image_ops import grayscale
 from ropaws.data.randomness import POOL, generator
+from ropaws.data.whole_images import WholeBatch, WholeImages
 
 UNKNOWN = -1  # in training: no label to grant; in testing: none of the classes
 
 
 class Images(Protocol):
-    """A tensor (n, channels, h, w) of uint8, or images on disk that are read as if they were one."""
+    """A tensor (n, channels, h, w) of uint8, or images on disk that are read as if they were one.
+
+    An index gives what evaluation sees; of images of a person's own that is the central square.
+    """
 
     @property
     def shape(self) -> torch.Size: ...
@@ -51,19 +55,27 @@ def join(corpus: Corpus, extra: Corpus) -> Corpus:
     out_of_class = torch.full((len(extra.test_images),), UNKNOWN)
     return Corpus(
         corpus.class_names,
-        torch.cat([in_memory(corpus.train_images), resized(in_memory(extra.train_images), shape)]),
+        _followed(corpus.train_images, resized(in_memory(extra.train_images), shape)),
         torch.cat([corpus.train_labels, nothing_known]),
-        torch.cat([in_memory(corpus.test_images), resized(in_memory(extra.test_images), shape)]),
+        _followed(corpus.test_images, resized(in_memory(extra.test_images), shape)),
         torch.cat([corpus.test_labels, out_of_class]),
         corpus.train_names + extra.train_names if corpus.train_names and extra.train_names else (),
         corpus.unreadable + extra.unreadable,
     )
 
 
+def _followed(images: Images, extra: Tensor) -> Images:
+    if isinstance(images, WholeImages):
+        return images.followed_by(extra)
+    return torch.cat([in_memory(images), extra])
+
+
 def in_memory(images: Images) -> Tensor:
-    """The tensor; arrays can join arrays only."""
+    """The tensor, of central squares where they are images of a person's own; arrays can join arrays only."""
     if isinstance(images, Tensor):
         return images
+    if isinstance(images, WholeImages):
+        return images.squares
     raise ValueError(
         f"{len(images):,} images are read while training, and arrays cannot join them;"
         " raise data.memory_gb, or make the extra source a folder"
@@ -107,7 +119,7 @@ def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
     Always the same ones: which images a benchmark has must not depend on the seed of a run.
     """
     random = generator(0, POOL)
-    images = in_memory(corpus.train_images)
+    images = corpus.train_images
     chosen = []
     share, more = divmod(in_class, len(corpus.class_names))
     # The classes first: the in-class part does not depend on how many others there are.
@@ -120,10 +132,17 @@ def thin_out(corpus: Corpus, *, in_class: int, out_of_class: int) -> Corpus:
         chosen.append(candidates[torch.randperm(len(candidates), generator=random)[:count]])
     kept = torch.cat(chosen).sort().values
     return corpus._replace(
-        train_images=images[kept],
+        train_images=images.chosen(kept) if isinstance(images, WholeImages) else in_memory(images)[kept],
         train_labels=corpus.train_labels[kept],
         train_names=tuple(corpus.train_names[i] for i in kept.tolist()) if corpus.train_names else (),
     )
+
+
+def whole_batch(images: Images, index: Tensor) -> WholeBatch:
+    """What random views are made of, of images in memory."""
+    if isinstance(images, WholeImages):
+        return images.whole(index)
+    return WholeBatch(images[index.to(images[:0].device)])
 
 
 def measure_normalization(images: Images, *, most: int = 10_000) -> Normalization:

@@ -296,8 +296,16 @@ def moderate_rows(values: Tensor) -> Tensor:
     if len(values) == 0:
         return values
     largest = torch.cat([part.abs().amax(dim=-1, keepdim=True) for part in values.split(CHECKED)])
-    extreme = (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
-    return torch.where(extreme, values / largest, values) if bool(extreme.any()) else values
+    return moderate_by(values, largest) if bool(_is_extreme(largest).any()) else values
+
+
+def moderate_by(values: Tensor, largest: Tensor) -> Tensor:
+    """moderate_rows, with the largest magnitude of each row.   (..., d), (..., 1)  ->  (..., d)"""
+    return torch.where(_is_extreme(largest), values / largest, values)
+
+
+def _is_extreme(largest: Tensor) -> Tensor:
+    return (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
 
 
 def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:
@@ -308,10 +316,11 @@ def principal_components(features: Features, count: int, *, block: int = 2048) -
     """
     dims = features.shape[1]
     total, products = torch.zeros(dims, dtype=torch.float64), torch.zeros(dims, dims, dtype=torch.float64)
-    first = F.normalize(features[torch.arange(min(block, len(features)))], dim=1)
+    first = F.normalize(features[: min(block, len(features))], dim=1)
     offset = first.mean(dim=0)  # so that float32 is enough
-    for rows in torch.arange(len(features)).split(block):
-        centered = F.normalize(features[rows], dim=1) - offset
+    for start in range(0, len(features), block):
+        unit = F.normalize(features[start : start + block], dim=1) if start else first
+        centered = unit - offset
         total += centered.sum(dim=0)
         products += centered.T @ centered
     shift = total / max(1, len(features))

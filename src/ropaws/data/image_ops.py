@@ -44,6 +44,12 @@ def resized_crop(
     return out.clamp_(0, 1) if interpolation == "bicubic" else out
 
 
+def side_resize(side: int, size: int, interpolation: Interpolation) -> Tensor:
+    """What resized_crop does along a side that it takes as a whole, as one matrix.   ->  (size, side)"""
+    start, length = torch.zeros(1), torch.tensor([float(side)])
+    return _resize_weights(start, length, side, size, interpolation)[0]
+
+
 def _resize_weights(
     start: Tensor,
     length: Tensor,

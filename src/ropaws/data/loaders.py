@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import Normalization, Part, View, augment, center_view, random_views
-from ropaws.data.corpus import Images
+from ropaws.data.corpus import Images, whole_batch
 from ropaws.data.features import EmbeddedImages, Features, draw_views, features_of, kind_of
 from ropaws.data.files.decoding import ReadBatch, ReadRequest, read_batch
 from ropaws.data.files.reading import check_unreadable
@@ -50,6 +50,16 @@ class Pixels(NamedTuple):
     unlabeled: Tensor  # (u, channels, h, w) uint8, or (u, roles, d) one kind of views after another
     labeled: Tensor  # (k, channels, h, w) uint8, or (k, views, d)
     pool_index: Tensor  # (u,) positions of the unlabeled images, also of those that replace an unreadable one
+    unlabeled_aspects: Tensor | None = None  # (u,) width / height in truth, on the CPU, of squeezed images
+    labeled_aspects: Tensor | None = None  # (k,)
+
+    def to(self, device: torch.device) -> "Pixels":
+        """The pixels there; boxes are drawn on the CPU, where the aspects stay."""
+        return self._replace(
+            unlabeled=self.unlabeled.to(device, non_blocking=True),
+            labeled=self.labeled.to(device, non_blocking=True),
+            pool_index=self.pool_index.to(device, non_blocking=True),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,9 @@ class BatchStream:
             yield Batch(
                 step,
                 stop,
-                self.unlabeled_views(step, pixels.unlabeled),
+                self.unlabeled_views(step, pixels.unlabeled, pixels.unlabeled_aspects),
                 pixels.pool_index.to(self.device),
-                self.support_batch(step, pixels.labeled),
+                self.support_batch(step, pixels.labeled, pixels.labeled_aspects),
                 step_seed(self.seed, METHOD, step),
             )
 
@@ -115,8 +125,8 @@ class BatchStream:
             return Pixels(*self._features(step, features, chosen), shown)
         if isinstance(images, ImageStack):
             return self._assembled(chosen, read_batch(self._request(chosen), images.cache))
-        here = images[:0].device
-        return Pixels(images[chosen.unlabeled.to(here)], images[chosen.labeled.to(here)], chosen.unlabeled)
+        unlabeled, labeled = whole_batch(images, chosen.unlabeled), whole_batch(images, chosen.labeled)
+        return Pixels(unlabeled.pixels, labeled.pixels, chosen.unlabeled, unlabeled.aspects, labeled.aspects)
 
     def _features(self, step: int, features: Features, chosen: Chosen) -> tuple[Tensor, Tensor]:
         """Drawn views of unlabeled and labeled images, those of unlabeled ones by kind."""
@@ -141,7 +151,7 @@ class BatchStream:
         positions, _ = support_indices(step, self.data.labels, self.support, seed=self.seed)
         return Part(support_share(len(positions), self.support, self.at), len(positions))
 
-    def unlabeled_views(self, step: int, pixels: Tensor) -> dict[str, Tensor]:
+    def unlabeled_views(self, step: int, pixels: Tensor, aspects: Tensor | None = None) -> dict[str, Tensor]:
         if not self.views:
             return {}
         if pixels.ndim == 3:
@@ -149,7 +159,7 @@ class BatchStream:
             found = dict(zip(roles, pixels.unbind(dim=1), strict=True))
             return {role: found[role] for role in self.views}
         random = generator(self.seed, VIEWS, step)
-        return random_views(pixels, self.views, self.data.normalize, random, self._unlabeled_part)
+        return random_views(pixels, self.views, self.data.normalize, random, self._unlabeled_part, aspects)
 
     @functools.cached_property
     def _roles_by_kind(self) -> dict[View | None, list[str]]:
@@ -159,7 +169,7 @@ class BatchStream:
             roles.setdefault(kind_of(view), []).append(role)
         return roles
 
-    def support_batch(self, step: int, pixels: Tensor) -> Support:
+    def support_batch(self, step: int, pixels: Tensor, aspects: Tensor | None = None) -> Support:
         positions, labels = support_indices(step, self.data.labels, self.support, seed=self.seed)
         mine = support_share(len(positions), self.support, self.at)
         views, device = self.support.views, pixels.device
@@ -170,7 +180,12 @@ class BatchStream:
             rows = torch.cat([view * len(positions) + mine for view in range(views)])
             part = Part(rows, views * len(positions))
             images = augment(
-                pixels.repeat(views, 1, 1, 1), self.labeled_view, self.data.normalize, random, part
+                pixels.repeat(views, 1, 1, 1),
+                self.labeled_view,
+                self.data.normalize,
+                random,
+                part,
+                None if aspects is None else aspects.repeat(views),
             )
         all_classes = self.data.labels if self.support.images_per_step is not None else labels
         one_hot = F.one_hot(labels[mine].repeat(views), int(all_classes.max()) + 1)
@@ -193,13 +208,13 @@ class BatchStream:
             pixels = self._assembled(self.chosen(step), result)
             seen = min(len(images), (step - start + 1) * self.batch)
             check_unreadable(self.unreadable, max(seen, min(FEW, len(images))))
-            yield step, Pixels(*(part.to(self.device, non_blocking=True) for part in pixels))
+            yield step, pixels.to(self.device)
 
     def _request(self, chosen: Chosen) -> ReadRequest:
         images = self.data.images
         assert isinstance(images, ImageStack)
         both = torch.cat([chosen.unlabeled, chosen.labeled])
-        return images.request(both)
+        return images.request(both, images.crop)
 
     def _assembled(self, chosen: Chosen, result: ReadBatch) -> Pixels:
         """Unreadable unlabeled images are replaced; a labeled one was readable before and is an error."""
@@ -209,7 +224,10 @@ class BatchStream:
         index = torch.cat([chosen.unlabeled, chosen.labeled])
         found = images.complete(index, result, strict_from=count)
         self.unreadable.update(found.failures)
-        return Pixels(found.images[:count], found.images[count:], found.positions[:count])
+        pixels = Pixels(found.images[:count], found.images[count:], found.positions[:count])
+        if found.aspects is None:
+            return pixels
+        return pixels._replace(unlabeled_aspects=found.aspects[:count], labeled_aspects=found.aspects[count:])
 
 
 @dataclass(frozen=True)
@@ -232,8 +250,15 @@ class PoolPass:
         (b, d) where those are known. rows (k,): the images to look at; by default all, in their order.
         """
         rows = torch.arange(len(self)) if rows is None else rows.cpu()
-        parts = [function(self._views(part)) for part in rows[share(len(rows))].split(PASS_BATCH)]
-        return gather_constants(torch.cat(parts))
+        rows = rows[share(len(rows))]
+        first, *rest = rows.split(PASS_BATCH)
+        answer = function(self._views(first))
+        # Made once: many small answers between large blocks that come and go would scatter the memory.
+        found = answer.new_empty(len(rows), *answer.shape[1:])
+        found[: len(first)] = answer
+        for number, part in enumerate(rest, start=1):
+            found[number * PASS_BATCH : number * PASS_BATCH + len(part)] = function(self._views(part))
+        return gather_constants(found)
 
     def _views(self, rows: Tensor) -> Tensor:
         images = self.data.images

@@ -84,8 +84,9 @@ def near_copies(some: Sequence[Look], others: Sequence[Look]) -> Iterator[Tile]:
     marks = {look.mark: number for number, look in enumerate(others)}
     left, right = _structure(some, marks), _structure(others, marks)
     for rows in _blocks(len(some)):
+        pattern = left.pattern(rows)
         for columns in _blocks(len(others)):
-            alike = left.pattern[rows] @ right.pattern[columns].T > ALIKE
+            alike = pattern @ right.pattern(columns).T > ALIKE
             alike &= abs(left.brightness[rows, None] - right.brightness[columns]) < SAME_BRIGHTNESS
             alike &= left.mark[rows, None] != right.mark[columns]
             if alike.any():
@@ -97,17 +98,27 @@ def _blocks(count: int) -> list[NDArray[np.int64]]:
 
 
 class _Structure(NamedTuple):
-    pattern: NDArray[np.float32]  # (n, THUMB^2) unit rows, or zero for flat images
+    thumbs: NDArray[np.uint8]  # (n, THUMB^2)
     brightness: NDArray[np.float32]  # (n,)
     mark: NDArray[np.int64]  # (n,) equal for the same pixels, -1 for pixels that no other has
+
+    def pattern(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Unit rows, or zero for flat images. Computed when asked for: of all they take a kilobyte each.
+
+        (r,)  ->  (r, THUMB^2)
+        """
+        pattern = self.thumbs[rows].astype(np.float32)
+        pattern -= self.brightness[rows, None]
+        length = np.linalg.norm(pattern, axis=1, keepdims=True)
+        pattern /= np.where(length < FLAT * THUMB, np.inf, length)  # FLAT is a standard deviation
+        return pattern
 
 
 def _structure(looks: Sequence[Look], marks: dict[str, int]) -> _Structure:
     empty = bytes(THUMB * THUMB)
     pixels = np.frombuffer(b"".join(look.thumb or empty for look in looks), np.uint8)
-    thumbs = pixels.reshape(len(looks), THUMB * THUMB).astype(np.float32)
-    brightness = thumbs.mean(axis=1)
-    thumbs -= brightness[:, None]
-    length = np.linalg.norm(thumbs, axis=1, keepdims=True)
-    thumbs /= np.where(length < FLAT * THUMB, np.inf, length)  # FLAT is a standard deviation
+    thumbs = pixels.reshape(len(looks), THUMB * THUMB)
+    brightness = np.empty(len(looks), np.float32)
+    for rows in _blocks(len(looks)):
+        brightness[rows] = thumbs[rows].astype(np.float32).mean(axis=1)
     return _Structure(thumbs, brightness, np.array([marks.get(look.mark, -1) for look in looks], np.int64))

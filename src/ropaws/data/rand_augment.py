@@ -104,10 +104,12 @@ class WeakView:
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {value}")
 
-    def pixels(self, images: Tensor, generator: Generator, part: Part | None = None) -> Tensor:
+    def pixels(
+        self, images: Tensor, generator: Generator, part: Part | None = None, aspects: Tensor | None = None
+    ) -> Tensor:
         """One random view of each image, before normalization.
 
-        images (n, channels, h, w) uint8  ->  (n, channels, size, size) float32 in [0, 1]
+        images (n, channels, h, w) uint8, aspects (n,)  ->  (n, channels, size, size) float32 in [0, 1]
         """
         if images.dtype != torch.uint8:
             raise TypeError(f"images must be uint8, got {images.dtype}")
@@ -120,12 +122,36 @@ class WeakView:
             for length in (height, width)
         )
         flip = torch.rand(part.of, generator=generator) < self.flip
-        corners = torch.stack([top, left], dim=1)[part.rows]
-        view = geometric_ops.shifted_crop(images, corners, side, flip=flip[part.rows])
+        corners, flip = torch.stack([top, left], dim=1)[part.rows], flip[part.rows]
+        view = self._cropped(images, corners, side, flip)
+        odd = torch.empty(0) if aspects is None else (aspects != 1).nonzero().squeeze(1)
+        if aspects is not None and len(odd):
+            share = (corners[odd] + pad + 0.5) / (2 * pad + 1)  # of the way from the first corner to the last
+            on_device = odd.to(images.device)
+            stretched = self._stretched(images[on_device], share, flip[odd], aspects[odd])
+            view.index_copy_(0, on_device, stretched)
+        return view
+
+    def _cropped(self, images: Tensor, corners: Tensor, side: int, flip: Tensor) -> Tensor:
+        view = geometric_ops.shifted_crop(images, corners, side, flip=flip)
         if side == self.size:
             return view.float().div_(255)
         box = torch.tensor([0, 0, side, side], device=images.device)
         return image_ops.resized_crop(view, box.expand(len(view), 4), self.size).clamp_(0, 1)
+
+    def _stretched(self, images: Tensor, share: Tensor, flip: Tensor, aspects: Tensor) -> Tensor:
+        """The same of whole images that are squeezed to squares: what is a square in truth is a box there.
+
+        share (k, 2): place of the box along both sides, from 0 to 1; aspects (k,): width / height in truth
+        """
+        side = images.shape[2]
+        lengths = torch.stack([side * aspects, side / aspects], dim=1).round().clamp(1, side)  # (k, 2)
+        pads = (self.padding * lengths).floor()
+        most = int(pads.max())
+        padded = geometric_ops.shifted_crop(images, torch.full((len(images), 2), -most), side + 2 * most)
+        corners = (share * (side - lengths + 2 * pads)).round() - pads + most
+        boxes = torch.cat([corners, lengths], dim=1).to(images.device)
+        return image_ops.resized_crop(padded, boxes, self.size, flip=flip.to(images.device)).clamp_(0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,15 +180,17 @@ class StrongView:
     def _weak_view(self) -> WeakView:
         return WeakView(size=self.size, flip=self.flip, padding=self.padding)
 
-    def pixels(self, images: Tensor, generator: Generator, part: Part | None = None) -> Tensor:
+    def pixels(
+        self, images: Tensor, generator: Generator, part: Part | None = None, aspects: Tensor | None = None
+    ) -> Tensor:
         """One random view of each image, before normalization.
 
-        images (n, channels, h, w) uint8  ->  (n, channels, size, size) float32 in [0, 1]
+        images (n, channels, h, w) uint8, aspects (n,)  ->  (n, channels, size, size) float32 in [0, 1]
         Values are whole 8-bit levels, as after Pillow's operations.
         """
         part = part or whole(images)
         variant = VARIANTS[self.variant]
-        view = _whole_levels(self._weak_view().pixels(images, generator, part))
+        view = _whole_levels(self._weak_view().pixels(images, generator, part, aspects))
         for _ in range(variant.rounds):
             operations, amounts = variant.draw_round(part.of, generator)
             view = _whole_levels(apply_round(view, Round(operations[part.rows], amounts[part.rows])))

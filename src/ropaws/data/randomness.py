@@ -11,6 +11,7 @@ import torch
 SPLIT, POOL_ORDER, SUPPORT, VIEWS, SUPPORT_VIEWS, POOL, FINE_TUNE, ANALYSIS, LABELED_ORDER = range(9)
 FROZEN_VIEWS = 9
 METHOD = 10
+POOL_SAMPLE = 11
 
 
 def generator(seed: int, purpose: int, step: int = 0) -> torch.Generator:

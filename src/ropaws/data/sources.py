@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ropaws.data.corpus import Corpus, join
 from ropaws.data.datasets.catalog import DATASETS, read_dataset
@@ -13,6 +13,7 @@ from ropaws.data.datasets.mixes import MIXES
 from ropaws.data.datasets.npz import read_npz
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.reading import Decoding, ImageFiles, decode_corpus, join_files, no_watch, own_images
+from ropaws.data.files.whole import Crop
 from ropaws.naming import nearest
 
 MOST_PIXELS = 4096  # per side of a decoded image
@@ -45,7 +46,10 @@ class DataConfig:
     split: Path | None = None
     """Instead: a file with the index or file name of each labeled image, such as another run's split.txt."""
     image_size: int = 64
-    """Pixels per side to which the central square of each image file is reduced."""
+    """Pixels per side to which each image file is reduced."""
+    crop: Crop = "whole"
+    """What random views of image files are cropped from: whole images, or the central square. Evaluation and
+    prediction see the central square."""
     memory_gb: float = 4.0
     """Decoded images are held in memory up to this; larger sets are read while training."""
     cache: Path | None = None
@@ -70,6 +74,8 @@ class DataConfig:
             raise ValueError(
                 f"data.memory_gb and cache_gb must be at least 0, got {self.memory_gb}, {self.cache_gb}"
             )
+        if self.crop not in get_args(Crop):
+            raise ValueError(f"data.crop must be whole or center, got {self.crop}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"data.workers must be at least 1, got {self.workers}")
         if self.labeled is None and (self.unlabeled or self.test):
@@ -87,7 +93,7 @@ class DataConfig:
             if not os.access(self.cache, os.W_OK):
                 raise ValueError(f"data.cache: {self.cache} cannot be written to; name another folder")
             cache = SquareCache(self.cache, int(self.cache_gb * 2**30))
-        return Decoding(self.image_size, self.memory_gb * 2**30, cache, self.workers)
+        return Decoding(self.image_size, self.memory_gb * 2**30, cache, self.workers, self.crop)
 
 
 def load_corpus(config: DataConfig, *, files: ImageFiles | None = None, watch: Watch = no_watch) -> Corpus:
@@ -144,7 +150,7 @@ def _join(
     if isinstance(found, ImageFiles) and isinstance(extra, ImageFiles):
         return join_files(found, extra)
     corpus = _decoded(found, config, watch)
-    if isinstance(extra, ImageFiles):  # straight to the size that they take in the end
+    if isinstance(extra, ImageFiles):  # straight to the squares that they are in the end
         size = min(corpus.train_images.shape[2:])
         extra = decode_corpus(
             extra, Decoding(size, cache=config.decoding().cache, workers=config.workers), watch

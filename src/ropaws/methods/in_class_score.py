@@ -7,6 +7,7 @@ hears all labels of a class; and the similarity to class means that in-class ima
 which matters most with one label per class (Boudiaf et al. 2023, OSLO).
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ropaws import equations as eq
+from ropaws.methods.blocks import in_blocks
 
 DENSITY_TEMPERATURE = 0.2  # of both densities, on centered unit features
 BLOCK_BYTES = 1 << 25
@@ -110,7 +112,7 @@ def log_density_ratio(
     to_labeled = (eq.cosine(queries, labeled.points) - 1) / temperature - counts[labeled.classes].log()
     inside = to_labeled.logsumexp(dim=1) - (counts > 0).to(queries).sum().log()
     to_pool = (eq.cosine(queries, pool) - 1) / temperature
-    others = queries.new_full((len(queries),), len(pool))
+    others = queries.new_full((queries.shape[0],), len(pool))
     if own is not None:
         rows = (own >= 0).nonzero().squeeze(1)
         to_pool[rows, own[rows]] = -math.inf
@@ -123,13 +125,12 @@ def evidence(queries: Tensor, known: Known, own: Tensor | None = None) -> Tensor
 
     queries (n, d) unit rows, own (n,) as in log_density_ratio  ->  (n, 3)
     """
+    if queries.shape[0] == 0:
+        return queries.new_empty(0, EVIDENCE)
     size = max(1, BLOCK_BYTES // (4 * max(1, len(known.labeled.points) + len(known.pool))))
-    starts = range(0, len(queries), size)
-    parts = [
-        _evidence(queries[start : start + size], known, None if own is None else own[start : start + size])
-        for start in starts
-    ]
-    return torch.cat(parts) if parts else queries.new_empty(0, EVIDENCE)
+    blocks = in_blocks(queries, size)
+    owners = itertools.repeat(None) if own is None else in_blocks(own, size)
+    return torch.cat([_evidence(part, known, whose) for part, whose in zip(blocks, owners, strict=False)])
 
 
 def _evidence(queries: Tensor, known: Known, own: Tensor | None) -> Tensor:

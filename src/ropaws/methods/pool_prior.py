@@ -138,7 +138,7 @@ class PoolPrior(nn.Module):
         """
         temperature = calibrated_temperature(
             near,
-            self._log_probs(self.project(features)),
+            self.log_probs(features),
             self.prior[rows.to(self.prior.device)],
             share=share,
             held_out=float(self.confidence[0]),
@@ -151,9 +151,16 @@ class PoolPrior(nn.Module):
 
     def forward(self, features: Tensor) -> Judgment:
         """features (n, feature_dims)  ->  judgments of n images that are not among the training images"""
-        points = self.project(features)
-        score = self._score(evidence(points, self._known))
-        return Judgment(self.in_domain(score), score, self._log_probs(points))
+        score = self.score(features)
+        return Judgment(self.in_domain(score), score, self.log_probs(features))
+
+    def score(self, features: Tensor) -> Tensor:
+        """How much images look in-class, on a scale without end.   (n, feature_dims)  ->  (n,)"""
+        return self._score(evidence(self.project(features), self._known))
+
+    def log_probs(self, features: Tensor) -> Tensor:
+        """Of the classes, by the features alone.   (n, feature_dims)  ->  (n, c)"""
+        return self._log_probs(self.project(features))
 
     def _log_probs(self, points: Tensor) -> Tensor:
         """Logistic regression; with few labels, class means that the pool has refined have a say too.

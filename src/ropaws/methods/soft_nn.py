@@ -12,6 +12,7 @@ from torch import Tensor
 from ropaws import equations as eq
 from ropaws.batch import Embeddings, Support
 from ropaws.distributed import all_gather_with, all_sum, place
+from ropaws.methods.blocks import in_blocks
 
 KEPT = 0.95  # share of the labeled points that the threshold takes for in-class
 TYPICAL_PRIOR = 0.7  # prior that a labeled point gets from the nearest one of its class, by default
@@ -117,11 +118,11 @@ def class_probabilities(queries: Tensor, support: LabeledEmbeddings, *, temperat
     Eq. (4) and (5), as in training, where every support batch is balanced: a class is not more likely
     because it was labeled more often.
     """
-    if len(queries) == 0:
+    if queries.shape[0] == 0:
         return queries.new_empty(0, support.classes)
     blocks = [
         eq.soft_nn(part, support.embeddings, support.one_hot, temperature=temperature)
-        for part in queries.split(BLOCK)
+        for part in in_blocks(queries, BLOCK)
     ]
     probs = torch.cat(blocks)
     counts = torch.bincount(support.labels, minlength=support.classes)
@@ -149,9 +150,9 @@ def leave_one_out(support: LabeledEmbeddings, *, temperature: float) -> Tensor:
 
 def max_similarity(queries: Tensor, support: Tensor) -> Tensor:
     """s(x) = max_l z . z_l; low means out-of-class.   queries (n, d), support (s, d)  ->  (n,)"""
-    if len(queries) == 0:
+    if queries.shape[0] == 0:
         return queries.new_empty(0)
-    return torch.cat([eq.cosine(part, support).amax(dim=1) for part in queries.split(BLOCK)])
+    return torch.cat([eq.cosine(part, support).amax(dim=1) for part in in_blocks(queries, BLOCK)])
 
 
 # In-domain probability: the prior of Eq. (13), with a temperature and a threshold from the labels
@@ -200,9 +201,9 @@ def kept_quantile(in_domain: Tensor) -> float:
 
 def in_domain_scores(queries: Tensor, support: Tensor, prior_temperature: float) -> Tensor:
     """Probability of belonging to any class, in blocks.   queries (n, d), support (s, d)  ->  (n,)"""
-    if len(queries) == 0:
+    if queries.shape[0] == 0:
         return queries.new_empty(0)
     parts = [
-        eq.in_domain_prior(part, support, temperature=prior_temperature) for part in queries.split(BLOCK)
+        eq.in_domain_prior(part, support, temperature=prior_temperature) for part in in_blocks(queries, BLOCK)
     ]
     return torch.cat(parts)

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +63,7 @@ class Encoder(nn.Module):
         embedded: dict[int, Embeddings] = {}
         for indices in by_size.values():
             together = self._embed(torch.cat([batches[i] for i in indices]))
-            lengths = [len(batches[i]) for i in indices]
+            lengths = [batches[i].shape[0] for i in indices]
             parts = zip(together.h.split(lengths), together.z.split(lengths), strict=True)
             embedded.update({i: Embeddings(h, z) for i, (h, z) in zip(indices, parts, strict=True)})
         return [embedded[i] for i in range(len(batches))]
@@ -133,9 +134,12 @@ class Encoder(nn.Module):
                 z = self.prediction(h)
         return Embeddings(F.normalize(_widen(h), dim=1), F.normalize(_widen(z), dim=1))
 
-    def _precision(self, images: Tensor) -> torch.autocast:
+    def _precision(self, images: Tensor) -> AbstractContextManager[object]:
+        kind = images.device.type
+        if self.autocast is None and not torch.is_autocast_enabled(kind):
+            return nullcontext()  # nothing to keep out; an exported graph would hold a block for it
         half = self.autocast or torch.bfloat16
-        return torch.autocast(images.device.type, dtype=half, enabled=self.autocast is not None)
+        return torch.autocast(kind, dtype=half, enabled=self.autocast is not None)
 
 
 def _widen(values: Tensor) -> Tensor:

@@ -253,6 +253,7 @@ class Embedder:
             self.settings.views if views is None else views,
             self.normalize,
             self.image_size,
+            crop="whole",
         )
         found = embed_images(
             stack, embedding, self._data(len(stack)), watch=watch_files(self.console), warn=self.console.print
@@ -296,5 +297,6 @@ def _facts(config: ModelConfig, embedding: Embedding) -> dict[str, Any]:
         "mean": embedding.normalize.mean,
         "std": embedding.normalize.std,
         "views": embedding.views,
+        "crop": embedding.crop,
         "digest": embedding.digest,
     }

@@ -1,5 +1,6 @@
 """Labels for images: class, confidence, and whether the image belongs to any class at all."""
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,25 +15,29 @@ from torch import Tensor
 
 from ropaws.batch import Outputs
 from ropaws.data import image_ops
+from ropaws.data.corpus import Images
 from ropaws.data.datasets.feature_file import (
     FeatureTable,
+    RowNames,
     check_feature_array,
-    feature_rows,
+    feature_table_of,
     is_feature_file,
     read_feature_table,
 )
-from ropaws.data.features import FeatureRows
+from ropaws.data.features import FeatureRows, Features
 from ropaws.data.files.decoding import ImageRef, UnreadableError, read_square, read_squares, square_of
 from ropaws.data.files.listing import list_unlabeled
 from ropaws.data.files.streaming import stack_squares
 from ropaws.evaluation.neighbors import Neighbors, nearest
 from ropaws.methods import encoder_of
-from ropaws.methods.propagation import held_out_in_domain, pool_posterior
-from ropaws.methods.soft_nn import kept_quantile
-from ropaws.runs.run import BATCH, Run, open_run
+from ropaws.methods.propagation import Electorate
+from ropaws.prediction.spreading import HeldRows, Spread, Verdicts, needs_plain_score
+from ropaws.runs.run import Run, open_run
 
 ImageLike = Path | str | Image.Image | NDArray[np.uint8]
 ImageSource = Path | str | Image.Image | Iterable[ImageLike] | NDArray[np.uint8] | NDArray[np.floating[Any]]
+ROWS = 4096  # rows of features that are looked at together
+NO_KEYS = torch.empty(0, dtype=torch.long)
 CHANNELS = (1, 3, 4)  # of an image in an array: gray, RGB, RGB with transparency
 
 
@@ -56,13 +61,6 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-class Verdicts(NamedTuple):
-    """Outputs, with the threshold that suits their in-domain score."""
-
-    outputs: Outputs
-    threshold: float
-
-
 class Predictor:
     """A run made ready for images."""
 
@@ -75,16 +73,29 @@ class Predictor:
         self.propagate = propagate
         _ = run.model, run.support  # for their errors, before hours of reading
 
-    def look(self, squares: Tensor) -> Outputs:
-        """What the method says of one batch.   squares (n, 3, size, size) uint8"""
+    def look(self, images: Images) -> Outputs:
+        """What the method says of one batch.   images (n, 3, size, size) uint8, or features"""
+        return self.run.outputs(self._seen(images))
+
+    def embedded(self, images: Images) -> tuple[Tensor, Tensor | None]:
+        """What label propagation needs of one batch: embeddings, and in-domain scores where it has none."""
+        if needs_plain_score(self.run):
+            outputs = self.look(images)
+            return outputs.embedding, outputs.in_domain
+        return self.run.embed(self._seen(images)), None
+
+    def _seen(self, images: Images) -> Images:
+        """As the run takes them: features as they are, images in its colors."""
+        if isinstance(images, Features):
+            return images
         if self.run.facts.feature_dims:
             raise ValueError(
                 f"{self.run.path} was trained on features of {self.run.facts.feature_dims} dimensions; give"
                 " it an .npz or .npy file of such features, not images"
             )
         if len(self.run.facts.normalize.mean) == 1:  # a run on grayscale images
-            squares = image_ops.grayscale(squares.float()).round().to(torch.uint8)
-        return self.run.outputs(squares)
+            return image_ops.grayscale(images[:].float()).round().to(torch.uint8)
+        return images
 
     def judge(self, outputs: Outputs, keys: Tensor) -> Verdicts:
         """The final outputs. With propagate, labels spread through all these images, Eq. (12).
@@ -94,35 +105,36 @@ class Predictor:
         if not self.propagate or len(outputs.embedding) == 0:
             self.last_threshold = self.run.threshold if self.threshold is None else self.threshold
             return Verdicts(outputs, self.last_threshold)
-        support, kernel = self.run.support, self.run.kernel
-        posterior = pool_posterior(outputs.embedding, support.embeddings, support.one_hot, kernel, keys=keys)
-        if kernel.prior_temperature is None:  # the posterior is 1 everywhere: it cannot tell who is in-class
-            self.last_threshold = self.run.threshold if self.threshold is None else self.threshold
-            return Verdicts(outputs._replace(probs=posterior.probs), self.last_threshold)
-        threshold = self.threshold
-        if threshold is None:  # of the score in use: the posterior, each labeled image judged without itself
-            threshold = kept_quantile(
-                held_out_in_domain(outputs.embedding, support.embeddings, support.labels, kernel, keys=keys)
-            )
-        self.last_threshold = threshold
-        propagated = outputs._replace(probs=posterior.probs, in_domain=posterior.in_domain)
-        return Verdicts(propagated, threshold)
+        voters = Electorate()
+        voters.add(outputs.embedding, keys)
+        plain = outputs.in_domain if needs_plain_score(self.run) else None
+        return self.spread(voters)(outputs.embedding, plain, 0)
+
+    def spread(self, voters: Electorate) -> Spread:
+        """Label propagation by these voters of a pool."""
+        spread = Spread(self.run, voters, self.threshold)
+        self.last_threshold = spread.threshold
+        return spread
 
     def predictions(self, verdicts: Verdicts, names: Sequence[str]) -> Iterator[Prediction]:
         """One prediction for each row of the outputs."""
         run, outputs = self.run, verdicts.outputs
         closest: Neighbors = nearest(outputs.embedding, run.support.embeddings, 1)
         confidence, label = outputs.probs.max(dim=1)
-        for row, name in enumerate(names):
+        outside = outputs.in_domain < verdicts.threshold
+        # As lists: to ask a tensor for one number takes as long as all the rest.
+        columns = (label, confidence, outputs.in_domain, outside, *(part[:, 0] for part in closest))
+        rows = zip(*(column.tolist() for column in columns), outputs.probs.tolist(), strict=True)
+        for name, (number, sure, inside, out, similarity, position, probs) in zip(names, rows, strict=True):
             yield Prediction(
                 path=name,
-                label=run.class_names[int(label[row])],
-                confidence=float(confidence[row]),
-                in_domain=float(outputs.in_domain[row]),
-                out_of_class=bool(outputs.in_domain[row] < verdicts.threshold),
-                nearest=self._labeled_name(int(closest.position[row, 0])),
-                similarity=float(closest.similarity[row, 0]),
-                probabilities=tuple(outputs.probs[row].tolist()),
+                label=run.class_names[number],
+                confidence=sure,
+                in_domain=inside,
+                out_of_class=out,
+                nearest=self._labeled_name(position),
+                similarity=similarity,
+                probabilities=tuple(probs),
             )
 
     def _labeled_name(self, position: int) -> str:
@@ -132,42 +144,68 @@ class Predictor:
         )
 
 
-class _Looked(NamedTuple):
-    """A batch that the network has seen."""
+class _Batch(NamedTuple):
+    """Images to look at together."""
 
-    names: list[str]
-    outputs: Outputs
-    keys: Tensor  # (n,)
+    names: Sequence[str]
+    images: Images  # (n, 3, size, size) uint8, or features
+    keys: Tensor  # (n,) with propagation, else (0,)
 
 
 def predict_files(
     predictor: Predictor, files: Sequence[ImageRef] | FeatureTable
 ) -> Iterator[Prediction | Unreadable | None]:
-    """Predictions. Without propagation one batch is in memory at a time. With it, the outputs of all
-    images are, and None is yielded for each image that was looked at, to show progress.
+    """Predictions. One batch is in memory at a time; with propagation the embeddings of all images are, up to
+    256 MB of them, and None is yielded for each image that was looked at, to show progress.
     """
-    looked: list[_Looked] = []
-    batches: Iterator[_Looked | Unreadable]
-    if isinstance(files, FeatureTable):
-        batches = _look_at_rows(predictor, files)
-    else:
-        batches = _look_at_files(predictor, files)
-    for batch in batches:
+    if predictor.propagate:
+        with contextlib.closing(HeldRows()) as embeddings:
+            yield from _predict_pool(predictor, files, embeddings)
+        return
+    for batch in _batches(predictor, files):
         if isinstance(batch, Unreadable):
             yield batch
-        elif predictor.propagate:
-            looked.append(batch)
-            yield from [None] * len(batch.names)
         else:
-            yield from predictor.predictions(predictor.judge(batch.outputs, batch.keys), batch.names)
-    if looked:
-        together = Outputs(*map(torch.cat, zip(*(batch.outputs for batch in looked), strict=True)))
-        names = [name for batch in looked for name in batch.names]
-        verdicts = predictor.judge(together, torch.cat([batch.keys for batch in looked]))
-        yield from predictor.predictions(verdicts, names)
+            outputs = predictor.look(batch.images)
+            yield from predictor.predictions(predictor.judge(outputs, batch.keys), batch.names)
 
 
-def _look_at_files(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator["_Looked | Unreadable"]:
+def _predict_pool(
+    predictor: Predictor, files: Sequence[ImageRef] | FeatureTable, embeddings: HeldRows
+) -> Iterator[Prediction | Unreadable | None]:
+    """Labels spread through all images. Features are embedded twice, as that is cheaper than to keep them."""
+    voters = Electorate()
+    plain: list[Tensor] = []
+    names: list[str] = []
+    for batch in _batches(predictor, files):
+        if isinstance(batch, Unreadable):
+            yield batch
+            continue
+        embedding, in_domain = predictor.embedded(batch.images)
+        voters.add(embedding, batch.keys)
+        if in_domain is not None:
+            plain.append(in_domain)
+        if not isinstance(files, FeatureTable):
+            embeddings.add(embedding)
+            names.extend(batch.names)
+        yield from [None] * len(batch.names)
+    if voters.seen == 0:
+        return
+    spread, scores, start = predictor.spread(voters), iter(plain), 0
+    again = _embedded_rows(predictor, files) if isinstance(files, FeatureTable) else iter(embeddings)
+    known = files.names if isinstance(files, FeatureTable) else names
+    for embedding in again:
+        verdicts = spread(embedding, next(scores, None), start)
+        yield from predictor.predictions(verdicts, known[start : start + len(embedding)])
+        start += len(embedding)
+
+
+def _batches(
+    predictor: Predictor, files: Sequence[ImageRef] | FeatureTable
+) -> Iterator["_Batch | Unreadable"]:
+    if isinstance(files, FeatureTable):
+        yield from _row_batches(predictor, files)
+        return
     squares: list[NDArray[np.uint8]] = []
     names: list[str] = []
     size, batch = predictor.run.config.data.image_size, predictor.run.batch_of()
@@ -178,13 +216,13 @@ def _look_at_files(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator[
         squares.append(square)
         names.append(str(file))
         if len(squares) == batch:
-            yield _look(predictor, squares, names)
+            yield _batch(predictor, squares, names)
             squares, names = [], []
     if squares:
-        yield _look(predictor, squares, names)
+        yield _batch(predictor, squares, names)
 
 
-def _look_at_rows(predictor: Predictor, table: FeatureTable) -> Iterator["_Looked"]:
+def _row_batches(predictor: Predictor, table: FeatureTable) -> Iterator[_Batch]:
     """Features of the kind that the run was trained on, or those of its frozen backbone."""
     run = predictor.run
     dims, own = encoder_of(run.model).feature_dims, table.features.shape[1]
@@ -192,21 +230,26 @@ def _look_at_rows(predictor: Predictor, table: FeatureTable) -> Iterator["_Looke
         raise ValueError(f"{run.path} takes images, not features: it has trained its whole network")
     if own != dims:
         raise ValueError(f"{run.path} takes features of {dims} dimensions, got {own}; use the same backbone")
-    for rows in torch.arange(len(table)).split(BATCH):
-        part = table.features[rows]
-        digests = [hashlib.blake2b(row.numpy().tobytes(), digest_size=8).digest() for row in part]
-        names = [table.names[row] for row in rows.tolist()]
-        yield _Looked(names, run.outputs(FeatureRows(part)), _numbers(digests))
+    for start in range(0, len(table), ROWS):
+        part = table.features[start : start + ROWS]
+        keys = _keys(part.numpy()) if predictor.propagate else NO_KEYS
+        yield _Batch(table.names[start : start + ROWS], FeatureRows(part), keys)
 
 
-def _numbers(digests: Sequence[bytes]) -> Tensor:
+def _embedded_rows(predictor: Predictor, table: FeatureTable) -> Iterator[Tensor]:
+    for start in range(0, len(table), ROWS):
+        yield predictor.run.embed(FeatureRows(table.features[start : start + ROWS]))
+
+
+def _keys(images: Iterable[NDArray[Any]]) -> Tensor:
+    """A number for each image that depends on its content alone.   ->  (n,)"""
+    digests = (hashlib.blake2b(image.tobytes(), digest_size=8).digest() for image in images)
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
 
 
-def _look(predictor: Predictor, squares: Sequence[NDArray[np.uint8]], names: list[str]) -> _Looked:
-    digests = [hashlib.blake2b(square.tobytes(), digest_size=8).digest() for square in squares]
-    outputs = predictor.look(stack_squares(squares, predictor.run.config.data.image_size))
-    return _Looked(names, outputs, _numbers(digests))
+def _batch(predictor: Predictor, squares: Sequence[NDArray[np.uint8]], names: list[str]) -> _Batch:
+    keys = _keys(squares) if predictor.propagate else NO_KEYS
+    return _Batch(names, stack_squares(squares, predictor.run.config.data.image_size), keys)
 
 
 def predict(
@@ -257,12 +300,13 @@ def predict_images(
     size = run.config.data.image_size
     squares, names = [], []
     for image in _one_by_one(images):
-        squares.append(_square(image, size))
+        squares.append(square_pixels(image, size))
         names.append(str(image) if isinstance(image, Path | str) else "")
     if not squares:
         return []
-    looked = _look(predictor, squares, names)
-    return list(predictor.predictions(predictor.judge(looked.outputs, looked.keys), names))
+    batch = _batch(predictor, squares, names)
+    verdicts = predictor.judge(predictor.look(batch.images), batch.keys)
+    return list(predictor.predictions(verdicts, names))
 
 
 def feature_table(source: ImageSource) -> FeatureTable | None:
@@ -272,7 +316,7 @@ def feature_table(source: ImageSource) -> FeatureTable | None:
         return read_feature_table(path) if path.is_file() and is_feature_file(path) else None
     if isinstance(source, np.ndarray) and source.ndim == 2 and source.dtype.kind == "f":
         check_feature_array(source, "features")
-        return FeatureTable(feature_rows(source), ("",) * len(source))
+        return feature_table_of(source, RowNames(None, len(source)))
     return None
 
 
@@ -298,7 +342,8 @@ def _array_image(array: NDArray[Any]) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
-def _square(image: ImageLike, size: int) -> NDArray[np.uint8]:
+def square_pixels(image: ImageLike, size: int) -> NDArray[np.uint8]:
+    """The central square of an image as the network gets it.   ->  (size, size, 3)"""
     if isinstance(image, Path | str):
         try:
             return read_square(Path(image), size)

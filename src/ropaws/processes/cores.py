@@ -1,12 +1,17 @@
-"""How many cores this process may use."""
+"""How many cores this process may use, and how many other programs keep busy."""
 
 import math
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 CGROUPS = Path("/sys/fs/cgroup")
+CORE_TIMES = Path("/proc/stat")  # Linux alone has it
+IDLE = (3, 4)  # columns of time in which a core had nothing to do, or waited for a disk
+COUNTED = 8  # columns; the ones after them are part of the first
 
 
 def own_cores(environment: Mapping[str, str] | None = None) -> int:
@@ -38,6 +43,35 @@ def processes_here(environment: Mapping[str, str]) -> int:
     each = _per_node(said)  # "8(x2),4": two machines of eight, then one of four
     node = _number(environment.get("SLURM_NODEID"))
     return each[min(node, len(each) - 1)] if each else 1
+
+
+class CoreTimes(NamedTuple):
+    """Counters at one moment, in seconds."""
+
+    moment: float
+    machine: float  # that all cores have worked
+    own: float  # of it, for this process and the ended ones that it has started
+
+
+def core_times(source: Path = CORE_TIMES) -> CoreTimes | None:
+    """The counters now; None where the system has none."""
+    try:
+        ticks = [int(value) for value in source.read_text().split("\n", 1)[0].split()[1 : COUNTED + 1]]
+    except (OSError, ValueError):
+        return None
+    worked = sum(value for column, value in enumerate(ticks) if column not in IDLE)
+    own = os.times()
+    return CoreTimes(
+        time.monotonic(),
+        worked / os.sysconf("SC_CLK_TCK"),
+        own.user + own.system + own.children_user + own.children_system,
+    )
+
+
+def busy_elsewhere(before: CoreTimes, after: CoreTimes) -> float:
+    """How many cores other programs have kept busy in between, on average."""
+    others = (after.machine - before.machine) - (after.own - before.own)
+    return max(0.0, others / max(1e-9, after.moment - before.moment))
 
 
 def _per_node(said: str) -> list[int]:

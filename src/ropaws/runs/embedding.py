@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from ropaws.config import RunConfig
 from ropaws.data.augment import AugmentConfig, Normalization, Part, View, augment, center_view
-from ropaws.data.corpus import Corpus, Images
+from ropaws.data.corpus import Corpus, Images, whole_batch
 from ropaws.data.feature_cache import SEGMENT, FeatureStore, Where, default_folder
 from ropaws.data.features import EmbeddedImages, FeatureBank, Features, SeveralKinds, pixels_of
 from ropaws.data.files.decoding import KEY_BYTES as KEY
 from ropaws.data.files.decoding import content_key, in_workers, read_batch
 from ropaws.data.files.reading import check_unreadable
 from ropaws.data.files.streaming import ImageStack
+from ropaws.data.files.whole import Crop
 from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.data.randomness import FROZEN_VIEWS, generator
 from ropaws.data.sources import DataConfig, Watch
+from ropaws.data.whole_images import WholeBatch, WholeImages
 from ropaws.distributed import place, share, wait_for_all
 from ropaws.models.encoder import Encoder
 from ropaws.models.folding import folded
@@ -48,6 +50,7 @@ class Embedding:
     normalize: Normalization
     image_size: int  # pixels per side to which files are decoded
     kind: View | None = None  # of the random views; None: as `view` says
+    crop: Crop = "center"  # what the random views are made of
 
     @functools.cached_property
     def digest(self) -> str:
@@ -66,6 +69,8 @@ class Embedding:
             "normalize": [self.normalize.mean, self.normalize.std],
             "image_size": self.image_size,
         }
+        if self.views and self.crop == "whole":
+            facts["crop"] = self.crop  # not for "center": such features have been kept before
         return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -89,6 +94,7 @@ def embedding_of(
         normalize,
         config.data.image_size,
         kind,
+        config.data.crop,
     )
 
 
@@ -150,8 +156,18 @@ def image_keys(images: Images) -> NDArray[np.uint8]:
     if isinstance(images, ImageStack):
         found: Iterable[bytes] = in_workers(content_key, images.files, workers=images.workers)
     else:
-        found = (_pixel_key(images[row : row + 1]) for row in range(len(images)))
+        found = (_image_key(images, row) for row in range(len(images)))
     return np.frombuffer(b"".join(found), np.uint8).reshape(len(images), KEY)
+
+
+def _image_key(images: Images, row: int) -> bytes:
+    """Of an image in memory."""
+    if isinstance(images, WholeImages) and images.place[row] >= 0:
+        whole = images.whole(torch.tensor([row]))
+        assert whole.aspects is not None
+        both = _pixel_key(images[row : row + 1]) + _pixel_key(whole.pixels) + whole.aspects.numpy().tobytes()
+        return hashlib.blake2b(both, digest_size=KEY).digest()
+    return _pixel_key(images[row : row + 1])
 
 
 def _pixel_key(image: Tensor) -> bytes:
@@ -179,7 +195,8 @@ def _missing(keys: NDArray[np.uint8], where: Where) -> NDArray[np.int64]:
 
 class _Block(NamedTuple):
     positions: Tensor  # (b,)
-    pixels: Tensor  # (b, channels, h, w)
+    pixels: Tensor  # (b, channels, h, w) central squares
+    whole: WholeBatch  # what random views are made of
     unreadable: dict[int, str]  # row: reason
 
 
@@ -208,13 +225,16 @@ def _fill(
         f" {_block_of(images)}"
     )
     parts = torch.from_numpy(positions).split(_block_of(images))
-    for block in watch(_blocks(images, parts), title, len(parts)):
+    wanted: Crop = embedding.crop if embedding.views else "center"
+    for block in watch(_blocks(images, parts, wanted), title, len(parts)):
         reasons |= {int(block.positions[row]): reason for row, reason in block.unreadable.items()}
         good = torch.tensor([row for row in range(len(block.positions)) if row not in block.unreadable])
         if len(good) == 0:
             continue
         chosen = block.positions[good].numpy()
-        waiting.append((chosen, describe(block.pixels[good])))
+        aspects = None if block.whole.aspects is None else block.whole.aspects[good]
+        whole = WholeBatch(block.whole.pixels[good], aspects)
+        waiting.append((chosen, describe(block.pixels[good], whole)))
         if sum(len(part) for part, _ in waiting) >= SEGMENT:
             flush()
     if waiting:
@@ -227,19 +247,28 @@ def _block_of(images: Images) -> int:
     return max(1, min(BLOCK, BLOCK_PIXELS // math.prod(images.shape[2:])))
 
 
-def _blocks(images: Images, parts: Sequence[Tensor]) -> Iterator[_Block]:
+def _blocks(images: Images, parts: Sequence[Tensor], crop: Crop) -> Iterator[_Block]:
     if not isinstance(images, ImageStack):
-        yield from (_Block(part, images[part], {}) for part in parts)
+        for part in parts:
+            squares = images[part]
+            yield _Block(
+                part, squares, whole_batch(images, part) if crop == "whole" else WholeBatch(squares), {}
+            )
         return
     read = functools.partial(read_batch, cache=images.cache)
-    requests = (images.request(part) for part in parts)
+    requests = (images.request(part, "both" if crop == "whole" else "center") for part in parts)
     found = map_in_workers(read, requests, workers=images.worker_count)
     for part, result in zip(parts, found, strict=True):
-        yield _Block(part, torch.from_numpy(result.squares).permute(0, 3, 1, 2), result.unreadable)
+        squares = torch.from_numpy(result.squares).permute(0, 3, 1, 2)
+        whole = WholeBatch(squares)
+        if result.wholes is not None and result.aspects is not None:
+            wholes = torch.from_numpy(result.wholes).permute(0, 3, 1, 2)
+            whole = WholeBatch(wholes, torch.from_numpy(result.aspects))
+        yield _Block(part, squares, whole, result.unreadable)
 
 
-def _describer(embedding: Embedding) -> Callable[[Tensor], NDArray[np.float16]]:
-    """pixels (b, channels, h, w)  ->  (b, views + 1, d), the center view first"""
+def _describer(embedding: Embedding) -> Callable[[Tensor, WholeBatch], NDArray[np.float16]]:
+    """Central squares, and what random views are made of  ->  (b, views + 1, d), the center view first"""
     encoder = embedding.encoder
     backbone = folded(encoder.backbone)
     network = Encoder(backbone, nn.Sequential(), nn.Identity(), autocast=encoder.autocast, frozen=True).eval()
@@ -247,14 +276,15 @@ def _describer(embedding: Embedding) -> Callable[[Tensor], NDArray[np.float16]]:
     view, normalize = embedding.view, embedding.normalize
 
     @torch.no_grad()
-    def describe(pixels: Tensor) -> NDArray[np.float16]:
+    def describe(pixels: Tensor, whole: WholeBatch) -> NDArray[np.float16]:
         draws, order = _draw_rows(pixels).sort(stable=True)
         part = Part(draws, DRAWS)
-        pixels = pixels[order].to(device)
+        pixels, wholes = pixels[order].to(device), whole.pixels[order].to(device)
+        aspects = None if whole.aspects is None else whole.aspects[order]
         found = [_describe(network, center_view(pixels, view.size, normalize, view.interpolation))]
         for number in range(embedding.views):
             random = generator(0, FROZEN_VIEWS, number)
-            drawn = augment(pixels, embedding.kind or view, normalize, random, part)
+            drawn = augment(wholes, embedding.kind or view, normalize, random, part, aspects)
             found.append(_describe(network, drawn))
         rows = torch.empty(len(pixels), len(found), found[0].shape[1], dtype=torch.float16)
         rows[order] = torch.stack(found, dim=1)

@@ -18,6 +18,7 @@ from ropaws.data.features import Features, pixels_of
 from ropaws.data.files.streaming import ImageStack
 from ropaws.data.sources import DataConfig
 from ropaws.data.splits import Labeled, write_split
+from ropaws.data.whole_images import WholeImages
 from ropaws.limits import JSON_FILE, TENSOR_FILE
 from ropaws.methods.soft_nn import LabeledEmbeddings
 from ropaws.models.torch_files import save_tensors
@@ -88,6 +89,8 @@ def digest_images(images: Images) -> str:
     images = pixels_of(images)
     if isinstance(images, ImageStack | Features):
         return images.digest()
+    if isinstance(images, WholeImages):
+        images = images.squares  # the same however views are cropped, and on every machine
     assert isinstance(images, Tensor)
     state = hashlib.blake2b(str(tuple(images.shape)).encode(), digest_size=16)
     state.update(images.contiguous().numpy().data)

@@ -23,6 +23,9 @@ EVALUATION = "evaluation.json"
 GALLERY = "gallery.json"  # thumbnails and what they show
 FORMER_GALLERY = "pictures.json"  # as 0.1.0 called it
 REPORT = "report.html"
+ONNX = "model.onnx"  # what `ropaws export` writes, if no other place is named
+PT2 = "model.pt2"
+CARD = "README.md"
 SUPERVISED = "supervised"  # a run of the supervised baseline
 FINETUNED = "finetuned"  # a run of the fine-tuned network
 FINETUNE_RESULTS = "finetune.json"
@@ -44,5 +47,10 @@ FORMER_SETTINGS = (("data", "picture_size", "image_size"), ("augment", "grey", "
 LATER_SETTINGS = {
     "optim.name": "lars", "optim.schedule": "cosine", "support.images_per_step": None,
     "model.init_projection": False, "model.frozen": False, "model.frozen_views": 4, "model.head": "mlp",
-    "augment.interpolation": "bilinear",
+    "augment.interpolation": "bilinear", "data.crop": "center",
 }  # fmt: skip
+# Settings of `data` that every run has written: a config with all of them and no data.crop is a former one.
+DATA_SETTINGS = frozenset((
+    "source", "labeled", "unlabeled", "test", "root", "download", "extra", "labels_per_class",
+    "label_fraction", "split", "memory_gb", "cache", "cache_gb", "workers",
+))  # fmt: skip

@@ -53,6 +53,7 @@ from ropaws.training.progress import watch_files
 if TYPE_CHECKING:
     from ropaws.analysis.results import Evaluation
     from ropaws.analysis.suggest import Suggestion
+    from ropaws.prediction.export_model import ExportedFile, Format
     from ropaws.prediction.predict import ImageSource, Prediction
 
 POOL = 50_000  # unlabeled images that analyses look at, at most
@@ -153,6 +154,21 @@ class Run:
         earlier._snapshot = weights
         vars(earlier).update(facts=self.facts, corpus=self.corpus)
         return earlier
+
+    def in_full_precision(self) -> "Run":
+        """The same run in float32 on the CPU, whatever it was trained in."""
+        exact = Run(
+            self.path,
+            device="cpu",
+            pool=self.pool_limit,
+            console=self.console,
+            corpus=self._given_corpus,
+            test=self._test,
+        )
+        exact.config = replace(self.config, train=replace(self.config.train, precision="fp32"))
+        known = ("facts", "support", "corpus")
+        vars(exact).update({name: value for name, value in vars(self).items() if name in known})
+        return exact
 
     @cached_property
     def support(self) -> LabeledEmbeddings:
@@ -446,6 +462,23 @@ class Run:
         from ropaws.analysis.report import report_run
 
         return report_run(self, out, baseline=baseline)
+
+    def export(
+        self,
+        path: Path | str | None = None,
+        *,
+        format: "Format" = "onnx",
+        int8: bool = False,
+        threshold: float | None = None,
+        names: bool = True,
+        overwrite: bool = False,
+    ) -> "ExportedFile":
+        """Write the run as one file that labels images without ropaws; see ropaws.export."""
+        from ropaws.prediction.export_model import export
+
+        return export(
+            self, path, format=format, int8=int8, threshold=threshold, names=names, overwrite=overwrite
+        )
 
 
 def open_run(run: "Path | str | Run", **options: Any) -> Run:

@@ -1,6 +1,7 @@
 """A classifier on feature arrays in memory: RoPAWS's head, or its closed form, beside logistic regression."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -132,6 +133,13 @@ def _pool_pass(features: FeatureRows, labeled: LabeledRows) -> PoolPass:
     return PoolPass(_training_data(features, labeled), 1, 0, torch.device("cpu"))
 
 
+class InDomain(NamedTuple):
+    """Of rows."""
+
+    in_domain: Tensor  # (n,) probability of belonging to any class
+    score: Tensor  # (n,) the score behind it, which ranks rows
+
+
 class FeatureClassifier:
     """Classes and in-domain probabilities of feature rows, from a few labels and all rows together.
 
@@ -143,6 +151,7 @@ class FeatureClassifier:
         labeled: The labeled ones.
         settings: What to fit.
         after_step: As for train_head.
+        prior: Of another classifier on the same rows and labels: it depends on nothing else.
     """
 
     def __init__(
@@ -152,6 +161,7 @@ class FeatureClassifier:
         settings: ClassifierSettings,
         *,
         after_step: Callable[[int], object] = lambda _: None,
+        prior: PoolPrior | None = None,
     ) -> None:
         self.settings = settings
         self.classes = labeled.classes
@@ -166,7 +176,7 @@ class FeatureClassifier:
                 seed=settings.seed,
                 after_step=after_step,
             )
-        self.prior = self._features_alone(features, labeled)
+        self.prior = deepcopy(prior) if prior is not None else self._features_alone(features, labeled)
         self.support = LabeledEmbeddings(self.embed(features[labeled.rows]), labeled.labels, labeled.classes)
         self.temperature = self._chosen_temperature()
         self.prior_temperature = self._chosen_prior_temperature()
@@ -181,20 +191,27 @@ class FeatureClassifier:
 
     def predict(self, features: Tensor) -> Outputs:
         """What the classifier says of rows.   (n, d)  ->  Outputs of n rows; probs are given in-class"""
-        embedding = self.embed(features)
-        probs = self._neighbor_probs(embedding)
-        if self.prior is not None:
-            judged = self.prior(features)
-            share, temperature = self.settings.regression_share, self.prior.confidence_temperature
-            probs = mixed_probs(probs, judged.log_probs, share, temperature)
-            if self.settings.prior == "pool":
-                return Outputs(embedding, probs, judged.in_domain, judged.score)
-        in_domain = torch.ones(len(features))
-        if self.prior_temperature is not None:
-            in_domain = eq.in_domain_prior(
-                embedding, self.support.embeddings, temperature=self.prior_temperature
-            )
-        return Outputs(embedding, probs, in_domain, in_domain)
+        return Outputs(self.embed(features), self.classify(features), *self.judge(features))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Class probabilities, given in-class.   (n, d)  ->  (n, c)"""
+        probs = self._neighbor_probs(self.embed(features))
+        if self.prior is None:
+            return probs
+        share, temperature = self.settings.regression_share, self.prior.confidence_temperature
+        return mixed_probs(probs, self.prior.log_probs(features), share, temperature)
+
+    def judge(self, features: Tensor) -> InDomain:
+        """Whether rows belong to any class.   (n, d)  ->  (n,) each"""
+        if self.prior is not None and self.settings.prior == "pool":
+            score = self.prior.score(features)
+            return InDomain(self.prior.in_domain(score), score)
+        if self.prior_temperature is None:
+            return InDomain(torch.ones(len(features)), torch.ones(len(features)))
+        prior = eq.in_domain_prior(
+            self.embed(features), self.support.embeddings, temperature=self.prior_temperature
+        )
+        return InDomain(prior, prior)
 
     @property
     def share(self) -> Share | None:
@@ -311,11 +328,11 @@ def try_head(features: FeatureRows, labeled: LabeledRows, settings: ClassifierSe
         kept = torch.ones(len(labeled.rows), dtype=torch.bool)
         kept[held] = False
         rest = LabeledRows(labeled.rows[kept], labeled.labels[kept], labeled.classes)
-        right = []
-        for head in (True, False):
-            short = replace(settings, head=head, steps=max(1, settings.steps // TRIAL))
-            found = FeatureClassifier(features, rest, short).predict(features[labeled.rows[held]])
-            right.append((found.probs.argmax(dim=1) == labeled.labels[held]).float())
+        short = replace(settings, head=True, steps=max(1, settings.steps // TRIAL))
+        trained = FeatureClassifier(features, rest, short)
+        plain = FeatureClassifier(features, rest, replace(short, head=False), prior=trained.prior)
+        asked, truth = features[labeled.rows[held]], labeled.labels[held]
+        right = [(model.classify(asked).argmax(dim=1) == truth).float() for model in (trained, plain)]
         differences.append(right[0] - right[1])
     difference = torch.cat(differences)
     gain, error = float(difference.mean()), float(difference.std() / len(difference) ** 0.5)

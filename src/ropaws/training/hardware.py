@@ -1,6 +1,7 @@
 """What the machine can do: device, precision, threads, memory."""
 
 import ctypes
+import math
 import os
 import platform
 import warnings
@@ -10,7 +11,14 @@ from typing import Literal
 
 import torch
 
-from ropaws.processes.cores import own_cores, processes_here
+from ropaws.processes.cores import (
+    CoreTimes,
+    available_cores,
+    busy_elsewhere,
+    core_times,
+    own_cores,
+    processes_here,
+)
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -88,6 +96,37 @@ def choose_threads(environment: Mapping[str, str], before: int) -> int:
     if said is not None and not by_torchrun:
         return before
     return own_cores(environment) if several else min(before, own_cores(environment))
+
+
+class LoadWatch:
+    """Notices once, some seconds into training, that other programs take cores from our threads.
+
+    They wait for each other after every operation, so that one of them without a core holds up all
+    (benchmarks/busy.py). Fewer threads would be faster then, but a seed must give the same weights whatever
+    else the machine does, and the number of threads changes the rounding: it is the user's choice.
+    """
+
+    SECONDS = 10.0
+    BUSY = 0.5  # cores; below that, waiting costs less than a thread brings
+
+    def __init__(self, started: CoreTimes | None = None) -> None:
+        self.started = started or core_times()
+
+    def advice(self, now: CoreTimes | None = None) -> str | None:
+        """A line for the user, at most once."""
+        if self.started is None or (now := now or core_times()) is None:
+            return None
+        if now.moment - self.started.moment < self.SECONDS:
+            return None
+        others, threads = busy_elsewhere(self.started, now), torch.get_num_threads()
+        self.started = None
+        if threads < 2 or others < self.BUSY:
+            return None
+        fewer = max(1, threads - math.ceil(others))
+        return (
+            f"Other programs keep {others:.1f} of {available_cores()} cores busy, and {threads} threads wait"
+            f" for each other: --train.threads {fewer} is likely faster"
+        )
 
 
 def keep_freed_memory() -> None:

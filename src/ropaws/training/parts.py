@@ -26,6 +26,7 @@ from ropaws.data.files.streaming import ImageStack
 from ropaws.data.loaders import BatchStream, TrainingData
 from ropaws.data.samplers import support_indices, support_share, unlabeled_indices
 from ropaws.data.splits import Labeled, choose_split
+from ropaws.data.whole_images import WholeImages
 from ropaws.distributed import gather_constants, place
 from ropaws.methods import encoder_of, method_name
 from ropaws.models import FEATURES, PRETRAINED, Encoder, build_encoder, load_init, pretrained_normalization
@@ -198,7 +199,7 @@ def _start_head(corpus: Corpus, encoder: Encoder) -> None:
 
 def stream_of(config: RunConfig, parts: Parts) -> BatchStream:
     images = in_main_directions(parts.corpus.train_images, encoder_of(parts.model), parts.model)
-    if isinstance(images, torch.Tensor):
+    if isinstance(images, torch.Tensor | WholeImages):
         images = images.to(parts.device)
     split = parts.facts.split
     return BatchStream(

@@ -55,10 +55,9 @@ def show_progress(
         yield from _with_lines(steps, title, start, total, batch, console)
 
 
-def _with_bar(
-    steps: Iterable[Taken], title: str, start: int, total: int, batch: int, console: Console
-) -> Generator[Taken, None, None]:
-    columns = (
+def training_bars(console: Console) -> Progress:
+    """Bars whose tasks have the fields loss, rate and speed."""
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -66,8 +65,14 @@ def _with_bar(
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
+        console=console,
     )
-    with Progress(*columns, console=console) as bar:
+
+
+def _with_bar(
+    steps: Iterable[Taken], title: str, start: int, total: int, batch: int, console: Console
+) -> Generator[Taken, None, None]:
+    with training_bars(console) as bar:
         task = bar.add_task(title, total=total, completed=start, loss="-", rate="-", speed="-")
         last = time.monotonic()
         for taken in steps:

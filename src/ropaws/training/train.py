@@ -17,6 +17,7 @@ from ropaws.config import RunConfig, check_repeatable, differences, from_json, t
 from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus
 from ropaws.data.files.reading import ImageFiles
+from ropaws.data.files.streaming import ImageStack
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.distributed import (
     Place,
@@ -55,6 +56,7 @@ from ropaws.training.checkpoint import (
     weights_are_finite,
 )
 from ropaws.training.hardware import (
+    LoadWatch,
     Precision,
     choose_device,
     keep_freed_memory,
@@ -407,9 +409,12 @@ def _fit(
     trackers = _open_trackers(run, config, start) if writes else Trackers([])
     # Closed on the way out, so that a progress bar ends before anything else is printed.
     with contextlib.closing(trackers), contextlib.closing(shown), stop_between_steps() as request:
+        watch = LoadWatch() if _computes_alone(parts) else None
         for taken in shown:
             done, seconds = taken.step + 1, time.perf_counter() - began
             trackers.write(_row(taken, seconds, parts.device))
+            if watch is not None and (advice := watch.advice()):
+                console.print(advice, highlight=False, soft_wrap=True)
             stop = any_process(request.signal is not None, parts.device)
             if done % every == 0 or done == total or stop:
                 if not weights_are_finite(parts.model):
@@ -427,6 +432,12 @@ def _fit(
     if writes:
         _finish(run, config, parts, console, len(stream.unreadable) - len(parts.corpus.unreadable))
     wait_for_all()
+
+
+def _computes_alone(parts: Parts) -> bool:
+    """On the CPU, without processes of its own beside it, which would look like other programs."""
+    reads = isinstance(parts.corpus.train_images, ImageStack)
+    return parts.device.type == "cpu" and place().size == 1 and not reads
 
 
 def _finish(run: Path, config: RunConfig, parts: Parts, console: Console, replaced: int) -> None:

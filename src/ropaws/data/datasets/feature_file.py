@@ -1,21 +1,28 @@
 """Features that a person brings, of any modality, in one .npz file."""
 
-import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from ropaws.data.array_rows import ArrayRows, unreadable_rows
 from ropaws.data.corpus import UNKNOWN, Corpus
-from ropaws.data.features import FeatureRows, moderate_rows
-from ropaws.data.files.rows import check_row_count, class_names, label_name, load_arrays
-from ropaws.runs.opening import open_regular
+from ropaws.data.features import FeatureRows, Features, moderate_rows
+from ropaws.data.files.rows import (
+    MAPPED,
+    array_names,
+    check_row_count,
+    class_names,
+    label_name,
+    load_arrays,
+    map_array,
+    map_npy,
+)
+from ropaws.runs.opening import check_regular
 
 FEATURES, VIEWS, LABELS, NAMES = "features", "views", "labels", "names"
 TEST_FEATURES, TEST_LABELS = "test_features", "test_labels"
@@ -60,50 +67,74 @@ def read_features(path: Path) -> Corpus:
 class FeatureTable:
     """Rows of features to label, and their names."""
 
-    features: FeatureRows
-    names: tuple[str, ...]
+    features: Features
+    names: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.names)
 
 
+class RowNames(Sequence[str]):
+    """FILE#0, FILE#1 and so on, or nothing but "" without a file; none of them is held."""
+
+    def __init__(self, path: Path | None, count: int) -> None:
+        self.path = path
+        self.rows = range(count)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self[row] for row in self.rows[index]]
+        return "" if self.path is None else f"{self.path}#{self.rows[index]}"
+
+
 def read_feature_table(path: Path) -> FeatureTable:
     """An .npy array (n, d), or `features` (and `names`) of an .npz.
+
+    A large array is not read into memory but mapped, unless it is compressed.
 
     Raises:
         ValueError: There is no such array, it has another shape, or is not finite.
     """
-    is_npy = path.suffix.lower() == ".npy"
-    arrays = {FEATURES: _read_npy(path)} if is_npy else load_arrays(path)
+    if path.suffix.lower() == ".npy":
+        arrays = {FEATURES: _read_npy(path)}
+    elif (mapped := map_array(path, FEATURES)) is not None:
+        arrays = {**load_arrays(path, without=FEATURES), FEATURES: mapped}
+    else:
+        arrays = load_arrays(path)
     if FEATURES not in arrays:
         raise ValueError(f"{path} has no array {FEATURES!r}; it has {', '.join(arrays) or 'nothing'}")
     check_feature_array(arrays[FEATURES], f"{path}: {FEATURES}")
     count = len(arrays[FEATURES])
-    check_row_count(count, path)
-    names = _row_names(arrays, count, path) or tuple(f"{path}#{row}" for row in range(count))
-    return FeatureTable(feature_rows(arrays[FEATURES]), names)
+    if NAMES in arrays:
+        check_row_count(count, path)
+    return feature_table_of(arrays[FEATURES], _row_names(arrays, count, path) or RowNames(path, count))
+
+
+def feature_table_of(array: NDArray[Any], names: Sequence[str]) -> FeatureTable:
+    """Rows of an array that has been checked; they are read when they are asked for."""
+    return FeatureTable(ArrayRows(array, lambda rows: _moderate(rows).float()), names)
 
 
 def _read_npy(path: Path) -> NDArray[Any]:
-    with open_regular(path, None) as file:
-        length = os.fstat(file.fileno()).st_size
-        try:
-            version = npy.read_magic(file)
-            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, _, dtype = read_header(file)
-            if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > length:
-                raise ValueError(f"shape {shape} of {dtype} needs more than its {length:,} bytes")
-            file.seek(0)
-            array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
-        except Exception as error:  # NumPy raises nearly anything on damaged headers
-            raise ValueError(f"{path} is not a readable .npy file ({error!s:.200}); write it again") from None
-    return array
+    length = check_regular(path, None).st_size
+    try:
+        mapped = map_npy(path, 0, length)
+        return mapped if mapped.nbytes > MAPPED else np.array(mapped)
+    except Exception as error:  # NumPy raises nearly anything on damaged headers
+        raise ValueError(f"{path} is not a readable .npy file ({error!s:.200}); write it again") from None
 
 
 def is_feature_file(path: Path) -> bool:
     """Does a file hold features, and not images: an .npy, or an .npz with that array?"""
     if path.suffix.lower() == ".npz":
-        return FEATURES in load_arrays(path)
+        return FEATURES in array_names(path)
     return path.suffix.lower() == ".npy"
 
 
@@ -113,7 +144,7 @@ def check_feature_array(array: NDArray[Any], name: str, dims: int | None = None)
         raise ValueError(f"{name} must be (n, d) of floats, got {array.dtype} {array.shape}")
     if dims is not None and array.shape[1] != dims:
         raise ValueError(f"{name} must have {dims} dimensions as the others, got {array.shape[1]}")
-    bad = np.flatnonzero(~np.isfinite(array).all(axis=1))
+    bad = unreadable_rows(array)
     if len(bad):
         raise ValueError(
             f"{name}: row {bad[0]} is not finite, of {len(bad)} such rows; repair or remove them"
@@ -126,8 +157,9 @@ def feature_rows(array: NDArray[Any]) -> FeatureRows:
 
 
 def _moderate(array: NDArray[Any]) -> torch.Tensor:
-    kind = array.dtype if array.itemsize <= 8 else np.float64  # torch knows no longer floats
-    return moderate_rows(torch.from_numpy(np.ascontiguousarray(array, kind)))
+    # torch knows no longer floats, and wants memory that it could write to.
+    kind = array.dtype.newbyteorder("=") if array.itemsize <= 8 else np.dtype(np.float64)
+    return moderate_rows(torch.from_numpy(np.require(array, kind, ["C", "W"])))
 
 
 def _views(arrays: dict[str, NDArray[Any]], shape: Sequence[int], path: Path) -> torch.Tensor | None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import struct
 import time
 import zlib
 from pathlib import Path
@@ -11,17 +12,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ropaws.data.files.whole import Whole
 from ropaws.limits import IMAGE_FILE
 from ropaws.runs.opening import read_regular
 
-DECODER = 1  # part of every key: raise it when read_square gives other pixels
+DECODER = 1  # part of every key: raise it when read_square or read_whole give other pixels
+WHOLE = "whole"  # part of the key of a whole image
+ASPECT = struct.Struct("<d")  # after its pixels
 SHARDS = 64  # folders; each has its share of the limit and is counted on its own
 RECOUNT = 32  # times that a shard is asked for room before it is counted again: others write to it too
 UNUSED_SECONDS = 24 * 3600  # entries that were not used for so long make room for new ones
 
 
 class SquareCache:
-    """Squares by file and size; any number of processes and runs may share a folder.
+    """Squares by file, size and kind; any number of processes and runs may share a folder.
 
     A changed file has another key, as time and length are part of it. Entries are written beside and
     renamed, and carry a checksum: a torn or foreign one is decoded anew. When the limit is reached,
@@ -36,41 +40,56 @@ class SquareCache:
         self._asked: dict[str, int] = {}  # times that room was asked for since then
 
     def get(self, path: Path, size: int) -> NDArray[np.uint8] | None:
-        place = self._place(path, size)
+        """The central square of an image."""
+        content = self._read(self._place(path, size), size * size * 3)
+        return None if content is None else _as_pixels(content, size)
+
+    def put(self, path: Path, size: int, square: NDArray[np.uint8]) -> None:
+        """Keep a central square, if there is room. A disk that refuses costs the cache, not the run."""
+        self._write(self._place(path, size), square.tobytes())
+
+    def get_whole(self, path: Path, size: int) -> Whole | None:
+        """The whole image, squeezed to a square."""
+        content = self._read(self._place(path, size, WHOLE), size * size * 3 + ASPECT.size)
+        if content is None:
+            return None
+        pixels, aspect = content[: -ASPECT.size], content[-ASPECT.size :]
+        return Whole(_as_pixels(pixels, size), *ASPECT.unpack(aspect))
+
+    def put_whole(self, path: Path, size: int, whole: Whole) -> None:
+        """As put."""
+        self._write(self._place(path, size, WHOLE), whole.pixels.tobytes() + ASPECT.pack(whole.aspect))
+
+    def _read(self, place: Path, length: int) -> bytes | None:
         try:
             content = read_regular(place, IMAGE_FILE)
             os.utime(place)  # used just now
         except (OSError, ValueError):
             return None
-        pixels, checksum = content[:-4], content[-4:]
-        if len(pixels) != size * size * 3 or checksum != _checksum(pixels):
-            return None
-        return np.frombuffer(pixels, np.uint8).reshape(size, size, 3)
+        content, checksum = content[:-4], content[-4:]
+        return content if len(content) == length and checksum == _checksum(content) else None
 
-    def put(self, path: Path, size: int, square: NDArray[np.uint8]) -> None:
-        """Keep a square, if there is room. A disk that refuses costs the cache, not the run."""
-        place = self._place(path, size)
-        pixels = square.tobytes()
+    def _write(self, place: Path, content: bytes) -> None:
         # Not by runs.atomic, which waits for the disk: a torn entry is recognized by its checksum.
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.part")
         try:
-            if self._has_room(place.parent, len(pixels) + 4):
+            if self._has_room(place.parent, len(content) + 4):
                 with temporary.open("xb") as file:  # exclusively: fails if anything is there, a link too
-                    file.write(pixels + _checksum(pixels))
+                    file.write(content + _checksum(content))
                 temporary.replace(place)
-                self._used[place.parent.name] += len(pixels) + 4
+                self._used[place.parent.name] += len(content) + 4
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
 
-    def _place(self, path: Path, size: int) -> Path:
+    def _place(self, path: Path, size: int, kind: str = "") -> Path:
         try:
             facts = path.stat()
             stamp = f"{facts.st_mtime_ns} {facts.st_size}"
         except OSError:
             stamp = "missing"
         name = os.fsencode(os.path.abspath(path))
-        key = hashlib.blake2b(name, digest_size=20, person=f"{DECODER} {size}".encode())
+        key = hashlib.blake2b(name, digest_size=20, person=f"{DECODER} {size}{kind}".encode())
         key.update(f"\0{stamp}".encode())
         digest = key.hexdigest()
         return self.folder / f"{int(digest[:4], 16) % SHARDS:02d}" / digest
@@ -104,5 +123,9 @@ def _make_room(shard: Path, most: int) -> int:
     return used
 
 
-def _checksum(pixels: bytes) -> bytes:
-    return zlib.crc32(pixels).to_bytes(4, "little")
+def _as_pixels(content: bytes, size: int) -> NDArray[np.uint8]:
+    return np.frombuffer(content, np.uint8).reshape(size, size, 3)
+
+
+def _checksum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(4, "little")

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from PIL import ExifTags, Image, ImageOps
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.rows import ArrayRow
 from ropaws.data.files.saved_datasets import DatasetRow
+from ropaws.data.files.whole import Whole, squeeze
 from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.limits import IMAGE_FILE, PIXELS
 from ropaws.processes.cores import own_cores
@@ -39,20 +40,31 @@ class UnreadableError(Exception):
 def read_square(image: ImageRef, size: int, cache: SquareCache | None = None) -> NDArray[np.uint8]:
     """The central square of an image, upright and in RGB.   ->  (size, size, 3)"""
     if cache is None or not isinstance(image, Path):
-        return _decode(image, size)
+        return np.asarray(_decode(image, size, square_of))
     square = cache.get(image, size)
     if square is None:
-        square = _decode(image, size)
+        square = np.asarray(_decode(image, size, square_of))
         cache.put(image, size, square)
     return square
 
 
-def _decode(image: ImageRef, size: int) -> NDArray[np.uint8]:
+def read_whole(image: ImageRef, size: int, cache: SquareCache | None = None) -> Whole:
+    """All of an image, upright and in RGB, squeezed to a square."""
+    if cache is None or not isinstance(image, Path):
+        return _decode(image, size, whole_of)
+    whole = cache.get_whole(image, size)
+    if whole is None:
+        whole = _decode(image, size, whole_of)
+        cache.put_whole(image, size, whole)
+    return whole
+
+
+def _decode(image: ImageRef, size: int, make: Callable[[Image.Image, int], R]) -> R:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of odd metadata; the pixels are what counts
             with open_image(image, size) as opened:
-                return np.asarray(square_of(opened, size))
+                return make(opened, size)
     except UnreadableError:
         raise
     except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
@@ -81,15 +93,29 @@ def open_image(image: ImageRef, size: int | None = None) -> Image.Image:
     return opened
 
 
-def square_of(image: Image.Image, size: int) -> Image.Image:
-    """The central square, upright, in RGB and of that size."""
+def upright(image: Image.Image) -> Image.Image:
+    """Turned as its metadata say."""
     # Asked first: Pillow copies the image even where there is nothing to turn.
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
-        image = ImageOps.exif_transpose(image)
+        return ImageOps.exif_transpose(image)
+    return image
+
+
+def square_of(image: Image.Image, size: int) -> Image.Image:
+    """The central square, upright, in RGB and of that size."""
+    image = upright(image)
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
     square = to_rgb(image, (left, top, left + side, top + side))
     return square.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+
+
+def whole_of(image: Image.Image, size: int) -> Whole:
+    """All of the image, upright, in RGB, squeezed to a square of that size."""
+    image = upright(image)
+    if image.width == image.height:
+        return Whole(np.asarray(square_of(image, size)), 1.0)
+    return Whole(squeeze(to_rgb(image), size), image.width / image.height)
 
 
 def to_rgb(image: Image.Image, box: tuple[int, int, int, int] | None = None) -> Image.Image:
@@ -148,26 +174,75 @@ def content_key(image: ImageRef) -> bytes:
         return bytes(KEY_BYTES)
 
 
+Wanted = Literal["center", "whole", "both"]
+
+
+class Found(NamedTuple):
+    """What was read of an image."""
+
+    square: NDArray[np.uint8]  # (size, size, 3) the central square, or the whole image if that was wanted
+    whole: NDArray[np.uint8] | None = None  # (size, size, 3) where both were wanted
+    aspect: float = 1.0  # of the whole image
+
+
 def read_squares(
     images: Sequence[ImageRef], size: int, *, cache: SquareCache | None = None, workers: int | None = None
 ) -> Iterator[NDArray[np.uint8] | UnreadableError]:
+    """The central squares of all images in order; an UnreadableError in place of a bad one."""
+    for found in read_images(images, size, "center", cache=cache, workers=workers):
+        yield found if isinstance(found, UnreadableError) else found.square
+
+
+def read_images(
+    images: Sequence[ImageRef],
+    size: int,
+    wanted: Wanted,
+    *,
+    cache: SquareCache | None = None,
+    workers: int | None = None,
+) -> Iterator[Found | UnreadableError]:
     """All images in order; an UnreadableError in place of a bad one.
 
     Files are decoded in worker processes; arrays are in memory already and stay in this one.
     """
-    read = functools.partial(read_or_error, size=size, cache=cache)
+    read = functools.partial(read_or_error, wanted=wanted, size=size, cache=cache)
     for in_memory, group in itertools.groupby(images, lambda image: isinstance(image, ArrayRow)):
         together = list(group)
         yield from map(read, together) if in_memory else in_workers(read, together, workers=workers)
 
 
 def read_or_error(
-    image: ImageRef, size: int, cache: SquareCache | None = None
-) -> NDArray[np.uint8] | UnreadableError:
+    image: ImageRef, wanted: Wanted, size: int, cache: SquareCache | None = None
+) -> Found | UnreadableError:
     try:
-        return read_square(image, size, cache)
+        if wanted == "center":
+            return Found(read_square(image, size, cache))
+        if wanted == "whole":
+            pixels, aspect = read_whole(image, size, cache)
+            return Found(pixels, aspect=aspect)
+        return _read_both(image, size, cache)
     except UnreadableError as error:
         return error
+
+
+def _read_both(image: ImageRef, size: int, cache: SquareCache | None) -> Found:
+    """Decoded once."""
+    if cache is not None and isinstance(image, Path):
+        square, whole = cache.get(image, size), cache.get_whole(image, size)
+        if square is not None and whole is not None:
+            return Found(square, *whole)
+    found = _decode(image, size, _both_of)
+    if cache is not None and isinstance(image, Path) and found.whole is not None:
+        cache.put(image, size, found.square)
+        cache.put_whole(image, size, Whole(found.whole, found.aspect))
+    return found
+
+
+def _both_of(image: Image.Image, size: int) -> Found:
+    image = upright(image)
+    whole = whole_of(image, size)
+    square = whole.pixels if image.width == image.height else np.asarray(square_of(image, size))
+    return Found(square, *whole)
 
 
 class ReadRequest(NamedTuple):
@@ -175,26 +250,36 @@ class ReadRequest(NamedTuple):
 
     files: Sequence[ImageRef]
     size: int
+    wanted: Wanted = "center"
 
 
 class ReadBatch(NamedTuple):
-    """Images that were read at once."""
+    """Images that were read at once; rows of unreadable ones are undefined."""
 
-    squares: NDArray[np.uint8]  # (k, size, size, 3); rows of unreadable images are undefined
+    squares: NDArray[np.uint8]  # (k, size, size, 3) central squares, or whole images if those were wanted
     unreadable: dict[int, str]  # row: reason
+    wholes: NDArray[np.uint8] | None = None  # (k, size, size, 3) where both were wanted
+    aspects: NDArray[np.float32] | None = None  # (k,) of the whole images, where they were wanted
 
 
 def read_batch(request: ReadRequest, cache: SquareCache | None = None) -> ReadBatch:
     """Read images in this process."""
-    squares = np.empty((len(request.files), request.size, request.size, 3), np.uint8)
+    shape = (len(request.files), request.size, request.size, 3)
+    squares = np.empty(shape, np.uint8)
+    wholes = np.empty(shape, np.uint8) if request.wanted == "both" else None
+    aspects = None if request.wanted == "center" else np.ones(len(request.files), np.float32)
     unreadable: dict[int, str] = {}
     for row, file in enumerate(request.files):
-        found = read_or_error(file, request.size, cache)
+        found = read_or_error(file, request.wanted, request.size, cache)
         if isinstance(found, UnreadableError):
             unreadable[row] = str(found)
-        else:
-            squares[row] = found
-    return ReadBatch(squares, unreadable)
+            continue
+        squares[row] = found.square
+        if wholes is not None and found.whole is not None:
+            wholes[row] = found.whole
+        if aspects is not None:
+            aspects[row] = found.aspect
+    return ReadBatch(squares, unreadable, wholes, aspects)
 
 
 def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int | None = None) -> Iterator[R]:

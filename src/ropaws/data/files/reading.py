@@ -1,26 +1,33 @@
 """Images as a corpus: decoded once into memory, or, where they are too many, read while training."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ropaws.data.corpus import UNKNOWN, Corpus, Images
 from ropaws.data.files.cache import SquareCache
-from ropaws.data.files.decoding import ImageRef, UnreadableError, read_squares
+from ropaws.data.files.decoding import (
+    Found,
+    ImageRef,
+    UnreadableError,
+    Wanted,
+    open_image,
+    read_images,
+)
 from ropaws.data.files.listing import Listing, list_labeled, list_unlabeled, merge
 from ropaws.data.files.streaming import ImageStack
+from ropaws.data.files.whole import Crop
+from ropaws.data.whole_images import WholeImages
 
 MOST_UNREADABLE = 0.1  # share of a source above which something else must be wrong
+SAMPLE = 200  # images whose shape is looked at before they are decoded
 
 # Passes an iterable through, showing progress: watch(items, title, total).
-Watch = Callable[
-    [Iterable[NDArray[np.uint8] | UnreadableError], str, int], Iterable[NDArray[np.uint8] | UnreadableError]
-]
+Watch = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
 class ImageFiles(NamedTuple):
@@ -39,6 +46,26 @@ class Decoding:
     memory: float = float("inf")  # bytes of pixels to hold at most; more are read while training
     cache: SquareCache | None = None
     workers: int | None = None
+    crop: Crop = "center"  # what random views of training images are made of
+
+    def needed(self, files: ImageFiles) -> float:
+        """Bytes of all pixels: a square of each image, and of those that are not square the whole too."""
+        train, tests = len(files.train.images), len(files.test.images)
+        wholes = train * _share_not_square(files.train.images) if self.crop == "whole" else 0
+        return (train + tests + wholes) * 3 * self.size**2
+
+
+def _share_not_square(images: Sequence[ImageRef]) -> float:
+    """Estimated from the headers of a few."""
+    odd = seen = 0
+    for image in images[:: max(1, len(images) // SAMPLE)]:
+        try:
+            with open_image(image) as opened:
+                odd += opened.width != opened.height
+        except Exception:  # whatever Pillow raises on a damaged file; reported when it is decoded
+            continue
+        seen += 1
+    return odd / max(1, seen)
 
 
 class Decoded(NamedTuple):
@@ -49,9 +76,7 @@ class Decoded(NamedTuple):
     unreadable: tuple[tuple[str, str], ...] = ()  # name and reason of the others
 
 
-def no_watch(
-    items: Iterable[NDArray[np.uint8] | UnreadableError], _title: str, _total: int
-) -> Iterable[NDArray[np.uint8] | UnreadableError]:
+def no_watch(items: Iterable[Any], _title: str, _total: int) -> Iterable[Any]:
     return items
 
 
@@ -77,8 +102,7 @@ def join_files(files: ImageFiles, extra: ImageFiles) -> ImageFiles:
 def decode_corpus(files: ImageFiles, decoding: Decoding, watch: Watch = no_watch) -> Corpus:
     """Test classes that training does not have are out-of-class."""
     train, test = files.train, files.test
-    count = len(train.images) + len(test.images)
-    streams = count * 3 * decoding.size**2 > decoding.memory
+    streams = decoding.needed(files) > decoding.memory
     number = {name: index for index, name in enumerate(files.class_names)}
 
     def numbers(listing: Listing, kept: Sequence[int]) -> torch.Tensor:
@@ -86,7 +110,8 @@ def decode_corpus(files: ImageFiles, decoding: Decoding, watch: Watch = no_watch
 
     read = stack if streams else decode
     trained = read(train.images, decoding, watch, "Reading images")
-    tested = read(test.images, decoding, watch, "Reading test images")
+    # Of test images there are center views alone.
+    tested = read(test.images, replace(decoding, crop="center"), watch, "Reading test images")
     _check_classes(files.class_names, {train.labels[i] for i in trained.kept}, trained)
     return Corpus(
         files.class_names,
@@ -101,25 +126,59 @@ def decode_corpus(files: ImageFiles, decoding: Decoding, watch: Watch = no_watch
 
 def stack(files: Sequence[ImageRef], decoding: Decoding, _watch: Watch, _title: str) -> Decoded:
     """Nothing is read yet; bad files are found while training."""
-    images = ImageStack(files, decoding.size, cache=decoding.cache, workers=decoding.workers)
+    images = ImageStack(
+        files, decoding.size, crop=decoding.crop, cache=decoding.cache, workers=decoding.workers
+    )
     return Decoded(images, range(len(files)))
 
 
 def decode(files: Sequence[ImageRef], decoding: Decoding, watch: Watch, title: str) -> Decoded:
     """Decode in worker processes; bad files are left out and listed, too many are an error."""
-    size = decoding.size
-    images = np.empty((len(files), 3, size, size), np.uint8)
+    pixels = _Pixels(len(files), decoding.size)
     kept: list[int] = []
     unreadable: list[tuple[str, str]] = []
-    results = read_squares(files, size, cache=decoding.cache, workers=decoding.workers)
+    wanted: Wanted = "both" if decoding.crop == "whole" else "center"
+    results = read_images(files, decoding.size, wanted, cache=decoding.cache, workers=decoding.workers)
     for index, result in enumerate(watch(results, title, len(files)) if files else ()):
         if isinstance(result, UnreadableError):
             unreadable.append((str(files[index]), str(result)))
         else:
-            images[len(kept)] = result.transpose(2, 0, 1)
+            pixels.add(result)
             kept.append(index)
     check_unreadable(dict(unreadable), len(files))
-    return Decoded(torch.from_numpy(images[: len(kept)]), kept, tuple(unreadable))
+    return Decoded(pixels.images(), kept, tuple(unreadable))
+
+
+class _Pixels:
+    """Images as they are decoded."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.shape = (count, 3, size, size)
+        self.squares = np.empty(self.shape, np.uint8)
+        self.wholes = np.empty((0, 3, size, size), np.uint8)
+        self.place: list[int] = []
+        self.aspects: list[float] = []
+        self.count = 0  # whole images that are not square
+
+    def add(self, found: Found) -> None:
+        self.squares[len(self.place)] = found.square.transpose(2, 0, 1)
+        if found.whole is None or found.aspect == 1:
+            self.place.append(-1)
+        else:
+            if self.count == 0:  # room for all that may come; what is not filled takes no memory
+                self.wholes = np.empty(self.shape, np.uint8)
+            self.wholes[self.count] = found.whole.transpose(2, 0, 1)
+            self.place.append(self.count)
+            self.count += 1
+        self.aspects.append(found.aspect)
+
+    def images(self) -> Images:
+        """A tensor, if all are square or seen in the center alone."""
+        squares = torch.from_numpy(self.squares[: len(self.place)])
+        if self.count == 0:
+            return squares
+        wholes = torch.from_numpy(self.wholes[: self.count])
+        return WholeImages(squares, wholes, torch.tensor(self.place), torch.tensor(self.aspects))
 
 
 def drop_unreadable_tests(corpus: Corpus) -> Corpus:

@@ -13,14 +13,17 @@ from torch import Tensor
 
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.decoding import (
+    Found,
     ImageRef,
     ReadBatch,
     ReadRequest,
     UnreadableError,
+    Wanted,
     read_batch,
     read_or_error,
     read_squares,
 )
+from ropaws.data.files.whole import Crop
 from ropaws.processes.cores import own_cores
 
 MOST_TRIES = 100  # neighbors that are tried in the place of an unreadable image
@@ -30,21 +33,27 @@ class Completed(NamedTuple):
     """Images that were read, each bad one replaced by the next good one."""
 
     images: Tensor  # (k, 3, size, size) uint8
+    aspects: Tensor | None  # (k,) of whole images; None for central squares
     positions: Tensor  # (k,) of the images that are shown
     failures: dict[str, str]  # unreadable files, and why
 
 
 class ImageStack:
-    """Indexed like a tensor (n, 3, size, size) of uint8, but read when asked for."""
+    """Indexed like a tensor (n, 3, size, size) of central squares of uint8, but read when asked for.
+
+    crop: what random views are made of; where it is "whole", a request may ask for whole images.
+    """
 
     def __init__(
         self,
         files: Sequence[ImageRef],
         size: int,
         *,
+        crop: Crop = "center",
         cache: SquareCache | None = None,
         workers: int | None = None,
     ) -> None:
+        self.crop = crop
         self.files = tuple(files)
         self.size = size
         self.cache = cache
@@ -78,12 +87,12 @@ class ImageStack:
         pairs = zip(index.tolist(), results, strict=True)
         return {position: str(result) for position, result in pairs if isinstance(result, UnreadableError)}
 
-    def request(self, index: Tensor) -> ReadRequest:
+    def request(self, index: Tensor, wanted: Wanted = "center") -> ReadRequest:
         """What read_batch needs for these positions, in any process."""
-        return ReadRequest(self._chosen(index), self.size)
+        return ReadRequest(self._chosen(index), self.size, wanted)
 
     def read(self, index: Tensor) -> tuple[Tensor, dict[str, str]]:
-        """Read in this process.   ->  images (k, 3, size, size), and the reasons of unreadable ones"""
+        """Read in this process.   ->  squares (k, 3, size, size), and the reasons of unreadable ones"""
         found = self.complete(index, read_batch(self.request(index), self.cache))
         return found.images, found.failures
 
@@ -100,14 +109,19 @@ class ImageStack:
             if strict_from is not None and row >= strict_from:
                 raise _gone(self.files[position], reason)
             failures[str(self.files[position])] = reason
-            positions[row], result.squares[row] = self._next_good(position, failures)
-        return Completed(torch.from_numpy(result.squares).permute(0, 3, 1, 2), positions, failures)
+            wanted: Wanted = "center" if result.aspects is None else "whole"
+            positions[row], found = self._next_good(position, failures, wanted)
+            result.squares[row] = found.square
+            if result.aspects is not None:
+                result.aspects[row] = found.aspect
+        aspects = None if result.aspects is None else torch.from_numpy(result.aspects)
+        return Completed(torch.from_numpy(result.squares).permute(0, 3, 1, 2), aspects, positions, failures)
 
-    def _next_good(self, position: int, failures: dict[str, str]) -> tuple[int, NDArray[np.uint8]]:
+    def _next_good(self, position: int, failures: dict[str, str], wanted: Wanted) -> tuple[int, Found]:
         for step in range(1, MOST_TRIES):
             following = (position + step) % len(self.files)
             file = self.files[following]
-            found = read_or_error(file, self.size, self.cache)
+            found = read_or_error(file, wanted, self.size, self.cache)
             if not isinstance(found, UnreadableError):
                 return following, found
             failures[str(file)] = str(found)

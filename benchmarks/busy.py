@@ -1,0 +1,110 @@
+"""How threads should wait: training steps per second on a quiet machine, and with other programs beside.
+
+python benchmarks/busy.py               some ten minutes on two cores; writes results/busy.json
+python benchmarks/busy.py --turns 5     quicker and rougher
+
+The threads of OpenMP meet after every operation. How long a thread spins before it sleeps until the others
+have come is fixed when torch is loaded, so each way of waiting is a process of its own. All are started once
+and take turns: for a quarter of a second one of them takes training steps while the others sleep. The load is
+stated: 0, 1 or 2 programs that compute without a pause, on one thread each. "ours" is what the command line
+sets.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from step_time import training_steps
+from timing import TurnTaker, answer_requests, median_ratio, programs_beside, turn_takers, write_results
+from torch import nn
+
+from ropaws import equations as eq
+from ropaws.__main__ import WAITING
+from ropaws.training.hardware import keep_freed_memory
+
+TURN_SECONDS = 0.25
+LOADS = (0, 1, 2)
+TASKS = ("demo", "head")
+# The environment of each way, before torch is loaded.
+WAYS: dict[str, dict[str, str]] = {
+    "default": {},
+    "ours": WAITING,
+    "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
+    **{f"spin {count}": {"GOMP_SPINCOUNT": str(count)} for count in (500, 1_000, 2_000, 4_000, 10_000)},
+    "one thread": {"OMP_NUM_THREADS": "1"},
+}
+
+
+def head_step() -> Callable[[], None]:
+    """A step of a linear head on features: small operations, where waiting weighs most."""
+    features, labels = torch.randn(1024 + 160, 1280), torch.eye(10).repeat(16, 1)
+    head = nn.Linear(1280, 256)
+    optimizer = torch.optim.Adam(head.parameters())
+
+    def step() -> None:
+        queries, support = head(features).split([1024, 160])
+        eq.mean_entropy(eq.soft_nn(queries, support, labels)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def child() -> None:
+    """The mean seconds of a step of the task that is asked for."""
+    keep_freed_memory()
+    torch.manual_seed(0)
+    demo = training_steps("demo", channels=1, size=28, classes=5)["ropaws"]
+    tasks = {"demo": demo, "head": head_step()}
+
+    def take_steps(task: str) -> float:
+        began, steps = time.perf_counter(), 0
+        while steps == 0 or time.perf_counter() < began + TURN_SECONDS:
+            tasks[task]()
+            steps += 1
+        return (time.perf_counter() - began) / steps
+
+    answer_requests(take_steps)
+
+
+def measured(takers: dict[str, TurnTaker], task: str, load: int, turns: int) -> dict[str, object]:
+    """Steps per second of each way, and its speed against the default: medians over turns."""
+    seconds: dict[str, list[float]] = {way: [] for way in takers}
+    with programs_beside(load):
+        for _ in range(turns):
+            for way, taker in takers.items():
+                seconds[way].append(taker.ask(task))
+    return {
+        "steps_per_second": {way: round(1 / statistics.median(times), 2) for way, times in seconds.items()},
+        "times_default": {
+            way: round(median_ratio(seconds["default"], times), 3) for way, times in seconds.items()
+        },
+        "turns": turns,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--turns", type=int, default=25, help="turns of every way (default: 25)")
+    parser.add_argument("--loads", type=int, nargs="+", default=LOADS, help="programs beside (0 1 2)")
+    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS, help="default: all")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child()
+        return
+    with turn_takers({way: ([__file__, "--child"], settings) for way, settings in WAYS.items()}) as takers:
+        for task in options.tasks:
+            for taker in takers.values():
+                taker.ask(task)  # warm up
+            for load in options.loads:
+                found = measured(takers, task, load, options.turns)
+                write_results("busy", {f"{task}, {load} beside": found})
+
+
+if __name__ == "__main__":
+    main()
