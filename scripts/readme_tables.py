@@ -156,14 +156,46 @@ def communication() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def messages() -> str:
+    measured = read("communication")["measured"]
+    if not measured:
+        return "Not measured yet: `python benchmarks/communication.py`."
+    several = [size for size in measured if size != "1"]
+    tasks = list(measured["1"]["milliseconds"])
+    rows = [["", *(f"{size} processes" for size in measured)], ["---", *["---:"] * len(measured)]]
+    rows[0][1] = "1 process"
+    rows += [
+        [f"{task}, ms", *(f"{found['milliseconds'][task]:.1f}" for found in measured.values())]
+        for task in tasks
+    ]
+    counts = [sum(measured[size]["messages"].values()) for size in several]
+    rows.append(["messages per step", "-", *(f"{count:.0f}" for count in counts)])
+    for name, key in (
+        ("bytes counted / arithmetic", "counted_against_arithmetic"),
+        ("gloo, latency of an all-reduce, µs", "gloo_latency_microseconds"),
+        ("gloo, MB/s", "gloo_megabytes_per_second"),
+        ("socket, 768 bytes to each, µs", "socket_microseconds"),
+    ):
+        rows.append([name, "-", *(f"{measured[size][key]:,}" for size in several)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def scaling() -> str:
     results = read("scaling")
-    gains = results["times_one_process"]
-    return (
-        f"training the demo's network, two processes are {gains['two processes']} times as fast as one of one"
-        f" thread; a second thread makes it {gains['one process of two threads']} times"
-        " (`python benchmarks/scaling.py`)."
-    )
+    names = {"demo": "the demo's network", "wide": "WRN-28-2"}
+    names = {key: name for key, name in names.items() if key in results}
+    if not names:
+        return "Not measured yet."
+    rows = [
+        ["", "weights", "two threads", "two processes", "processes / threads"],
+        ["---", *["---:"] * 4],
+    ]
+    for key, name in names.items():
+        gains = results[key]["times_one_process"]
+        times = [f"{gains[way]}x" for way in ("one process of two threads", "two processes")]
+        ratio = f"{results[key]['processes_against_threads']}"
+        rows.append([name, f"{results[key]['parameters']:,}", *times, ratio])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def soak() -> str:
@@ -639,6 +671,7 @@ SECTIONS = {
     "busy": busy,
     "posterior": posterior,
     "communication": communication,
+    "messages": messages,
     "scaling": scaling,
     "soak": soak,
     "paper-main": paper_main,

@@ -16,7 +16,7 @@ SOURCE = Path(ropaws.__file__).parent
 LEVELS = (
     (
         "naming", "limits", "terminal", "runs.layout", "runs.opening", "runs.atomic", "batch",
-        "cores", "local_exchange", "distributed", "equations",
+        "processes", "distributed", "equations",
     ),
     ("data", "models"),
     ("methods", "training"),
