@@ -816,7 +816,7 @@ def export_files() -> str:
         [name, f"{value:.2f}", f"{sizes[name]:.1f}" if name in sizes else ""] for name, value in speed.items()
     ]
     return (
-        f"{table(rows)}\n\nLabeling a folder of {command['images']} JPEGs, everything from the start of the"
+        f"{table(rows)}\n\nLabeling {command['images']} JPEGs of no class, everything from the start of the"
         f" program on, the script takes 1/{command['script_times_as_fast']:.2f} of the time of"
         f" `ropaws predict`, and {command['same_answer']:.1%} of the answers are the same. The run computes"
         f" in {own.get('type', 'float32')} here, the file in float32; in float32 both differ by at most"
