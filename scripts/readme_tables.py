@@ -35,7 +35,7 @@ def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
     step, loading = read("step_time"), read("loading")
     pools, large = read("propagation")["sizes"], read("propagation")["scale"]
-    two, ten, fifty = (pools[size] for size in ("2000", "10000", "50000"))
+    graph = [pools[size]["LabelSpreading knn"]["times ours"] for size in ("2000", "10000", "50000")]
     alone, most = (large[name]["rows"][LARGEST] for name in ("propagation alone", "RoPAWSClassifier()"))
     plain, cached = (
         [loading[f"{size}px"]["speedup"][way] for size in (96, 224)] for way in ("ropaws", "ropaws, cache")
@@ -54,13 +54,11 @@ def speed() -> str:
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
             '- Label propagation alone (`RoPAWSClassifier(head=None, prior="distance", regression_share=0)`)'
-            f" labels 50,000 rows {fifty['LabelSpreading knn']['times ours']:.0f} times as fast as scikit-learn's"
-            " LabelSpreading on its nearest-neighbor graph"
-            f" ({ten['LabelSpreading knn']['times ours']:.1f} times at 10,000,"
-            f" {two['LabelSpreading knn']['times ours']:.1f} times at 2,000), and ten million memory-mapped rows"
-            f" of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and {alone['megabytes']} MB beside the data;"
-            f" the default, which trains a head, in {most['cpu_seconds']:.0f} seconds and"
-            f" {most['megabytes']} MB.",
+            f" labels 50,000 rows {graph[2]:.0f} times as fast as scikit-learn's LabelSpreading on its"
+            f" nearest-neighbor graph ({graph[1]:.1f} times at 10,000, {graph[0]:.1f} times at 2,000), and ten"
+            f" million memory-mapped rows of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and"
+            f" {alone['megabytes']} MB beside the data; the default, which trains a head, in"
+            f" {most['cpu_seconds']:.0f} seconds and {most['megabytes']} MB.",
         ]
     )
 
@@ -272,11 +270,9 @@ def large_pools() -> str:
     rows = [["task", "rows", "seconds of CPU", "per million rows", "seconds", "memory, MB"]]
     for task, found in read("propagation")["scale"].items():
         for size, row in found["rows"].items():
-            each = row["cpu_seconds"] / int(size) * 1e6
-            seconds = [f"{row[key]:.1f}" for key in ("cpu_seconds", "seconds")]
-            rows.append(
-                [task, f"{int(size):,}", seconds[0], f"{each:.1f}", seconds[1], str(row["megabytes"])]
-            )
+            cpu, wall = row["cpu_seconds"], row["seconds"]
+            figures = [f"{cpu:.1f}", f"{cpu / int(size) * 1e6:.1f}", f"{wall:.1f}", str(row["megabytes"])]
+            rows.append([task, f"{int(size):,}", *figures])
     return table(rows)
 
 
