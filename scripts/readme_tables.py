@@ -35,7 +35,11 @@ def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
     step, loading = read("step_time"), read("loading")
     pools, large = read("propagation")["sizes"], read("propagation")["scale"]
-    graph = [pools[size]["LabelSpreading knn"]["times ours"] for size in ("2000", "10000", "50000")]
+    graph = [
+        f"{row['LabelSpreading knn']['times ours']:.1f} times as fast at {int(size):,}"
+        for size, row in pools.items()
+        if size.isdigit()
+    ]
     alone, most = (large[name]["rows"][LARGEST] for name in ("propagation alone", "RoPAWSClassifier()"))
     plain, cached = (
         [loading[f"{size}px"]["speedup"][way] for size in (96, 224)] for way in ("ropaws", "ropaws, cache")
@@ -54,9 +58,9 @@ def speed() -> str:
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
             '- Label propagation alone (`RoPAWSClassifier(head=None, prior="distance", regression_share=0)`)'
-            f" labels 50,000 rows {graph[2]:.0f} times as fast as scikit-learn's LabelSpreading on its"
-            f" nearest-neighbor graph ({graph[1]:.1f} times at 10,000, {graph[0]:.1f} times at 2,000), and ten"
-            f" million memory-mapped rows of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and"
+            " is, against scikit-learn's LabelSpreading on its nearest-neighbor graph,"
+            f" {', '.join(graph)} rows, and labels"
+            f" ten million memory-mapped rows of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and"
             f" {alone['megabytes']} MB beside the data; the default, which trains a head, in"
             f" {most['cpu_seconds']:.0f} seconds and {most['megabytes']} MB.",
         ]
