@@ -34,13 +34,13 @@ def ablation() -> str:
 def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
     step, loading = read("step_time"), read("loading")
-    pools, large = read("propagation")["sizes"], read("propagation")["scale"]
+    pools, scale = read("propagation")["sizes"], read("propagation")["scale"]
     graph = [
         f"{row['LabelSpreading knn']['times ours']:.1f} times as fast at {int(size):,}"
         for size, row in pools.items()
         if size.isdigit()
     ]
-    alone, most = (large[name]["rows"][LARGEST] for name in ("propagation alone", "RoPAWSClassifier()"))
+    alone, most = (scale[name]["rows"][LARGEST] for name in ("propagation alone", "RoPAWSClassifier()"))
     plain, cached = (
         [loading[f"{size}px"]["speedup"][way] for size in (96, 224)] for way in ("ropaws", "ropaws, cache")
     )
