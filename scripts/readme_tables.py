@@ -59,7 +59,7 @@ def speed() -> str:
             " because freed memory is kept.",
             '- Label propagation alone (`RoPAWSClassifier(head=None, prior="distance", regression_share=0)`)'
             " is, against scikit-learn's LabelSpreading on its nearest-neighbor graph,"
-            f" {', '.join(graph)} rows, and labels"
+            f" {', '.join(graph)} rows (busy cores; other runs at 2,000 were slower than it), and labels"
             f" ten million memory-mapped rows of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and"
             f" {alone['megabytes']} MB beside the data; the default, which trains a head, in"
             f" {most['cpu_seconds']:.0f} seconds and {most['megabytes']} MB.",
