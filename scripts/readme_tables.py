@@ -57,9 +57,13 @@ def reading_ways() -> str:
 def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
     step, loading = read("step_time"), read("loading")
-    pools = read("propagation")["sizes"]
-    ten, million = pools["generated 10000"], pools["generated 1000000"]["ropaws"]
-    rival = pools["generated 50000"]["LabelSpreading knn"]
+    pools, scale = read("propagation")["sizes"], read("propagation")["scale"]
+    graph = [
+        f"{row['LabelSpreading knn']['times ours']:.1f} times as fast at {int(size):,}"
+        for size, row in pools.items()
+        if size.isdigit()
+    ]
+    alone, most = (scale[name]["rows"][LARGEST] for name in ("propagation alone", "RoPAWSClassifier()"))
     plain, cached = (
         [loading[f"{size}px"]["speedup"][way] for size in (96, 224)] for way in ("ropaws", "ropaws, cache")
     )
@@ -77,12 +81,12 @@ def speed() -> str:
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
-            '- Label propagation alone (`RoPAWSClassifier` of 0.1.0, now with `head=None, prior="distance",'
-            f" regression_share=0`) labels 50,000 rows {rival['times ours']:.0f} times as fast as"
-            " scikit-learn's LabelSpreading on its nearest-neighbor graph"
-            f" ({ten['LabelSpreading knn']['times ours']:.1f} times at 10,000;"
-            f" {ten['LabelSpreading rbf']['times ours']:.0f} times its rbf kernel), and a million rows of 128"
-            f" in {million['seconds']:.0f} seconds and {million['megabytes']} MB beside the data.",
+            '- Label propagation alone (`RoPAWSClassifier(head=None, prior="distance", regression_share=0)`)'
+            " is, against scikit-learn's LabelSpreading on its nearest-neighbor graph,"
+            f" {', '.join(graph)} rows (busy cores; other runs at 2,000 were slower than it), and labels"
+            f" ten million memory-mapped rows of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and"
+            f" {alone['megabytes']} MB beside the data; the default, which trains a head, in"
+            f" {most['cpu_seconds']:.0f} seconds and {most['megabytes']} MB.",
         ]
     )
 
@@ -353,13 +357,37 @@ def _suggest_verdict(found: dict, ours: str) -> str:
 def propagation() -> str:
     sizes = read("propagation")["sizes"]
     rows = [["rows", "method", "seconds", "times ours", "memory, MB", "accuracy", "AUROC"]]
-    for name, methods in sizes.items():
-        shown = name if name == "embedded" else f"{int(name.split()[1]):,}"
-        for method, found in methods.items():
+    for name in sorted(sizes, key=lambda name: (name.isdigit(), name.zfill(9))):
+        shown = f"{int(name):,}" if name.isdigit() else name
+        for method, found in sizes[name].items():
             ratio = f"{found['times ours']:.1f}" if "times ours" in found else ""
             figures = [f"{100 * found[key]:.1f}" for key in ("accuracy", "auroc")]
             memory = f"{found['megabytes']:,}"
-            rows.append([shown, method, f"{found['seconds']:.2f}", ratio, memory, *figures])
+            rows.append([shown, method, f"{found['seconds']:.3f}", ratio, memory, *figures])
+    return table(rows)
+
+
+LARGEST = "10000000"
+
+
+def large_pools() -> str:
+    rows = [["task", "rows", "seconds of CPU", "per million rows", "seconds", "memory, MB"]]
+    for task, found in read("propagation")["scale"].items():
+        for size, row in found["rows"].items():
+            cpu, wall = row["cpu_seconds"], row["seconds"]
+            figures = [f"{cpu:.1f}", f"{cpu / int(size) * 1e6:.1f}", f"{wall:.1f}", str(row["megabytes"])]
+            rows.append([task, f"{int(size):,}", *figures])
+    return table(rows)
+
+
+def real_pools() -> str:
+    found = read("propagation")["real"]
+    methods = [name for name in max(found.values(), key=len) if name != "rows"]
+    rows = [["setting", "labels", "rows", *methods]]
+    for name, row in found.items():
+        setting, labels = name.rsplit(", ", 1)
+        figures = [f"{100 * row[method]['accuracy']:.1f}" if method in row else "-" for method in methods]
+        rows.append([setting, labels, f"{row['rows']:,}", *figures])
     return table(rows)
 
 
@@ -681,6 +709,8 @@ SECTIONS = {
     "suggest": suggest,
     "suggest-tuning": suggest_tuning,
     "propagation": propagation,
+    "large-pools": large_pools,
+    "real-pools": real_pools,
 }
 
 
