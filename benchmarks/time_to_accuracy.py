@@ -49,7 +49,7 @@ from ropaws.training.optim import learning_rate
 from ropaws.training.parts import Parts, prepare, stream_of
 
 SEEDS = (0, 1, 2)
-EPOCHS = {"garments": 20, "features": 100}  # of the paper's 600
+EPOCHS = {"garments": 20, "features": 30}  # of the paper's 600
 SIDE = 96  # pixels of a view: what `ropaws train` chooses for images of 32
 IN_CLASS, OUTSIDE, TESTS = 2000, 2000, 1000  # images
 POINTS = 40  # tests of a run

@@ -632,9 +632,10 @@ def explore_refit() -> str:
 
 def demo_time() -> str:
     found = read("demo_time")
-    side, turn = (found["workers"].get(key, {}).get("seconds") for key in ("3", "1"))
-    turns = "" if turn is None else f", {turn:.0f} with its runs one after the other (`--workers 1`)"
-    return f"`make demo` takes {side:.0f} seconds on {found['cores']} cores{turns}."
+    rows = [["runs at a time", f"seconds of `make demo` on {found['cores']} cores", "load average before"]]
+    for workers, one in sorted(found["workers"].items(), reverse=True):
+        rows.append([workers, f"{one['seconds']:.0f}", f"{one['load_average_before']:.1f}"])
+    return table(rows)
 
 
 def time_to_accuracy() -> str:
