@@ -1,4 +1,4 @@
-"""What the processes of a step send, and what the posterior needs: arithmetic by world size, and a check of it.
+"""What the processes of a step send, and what the posterior needs: arithmetic, and a check of it.
 
 python benchmarks/communication.py             two minutes; writes results/communication.json
 python benchmarks/communication.py --arithmetic    a second: only the table of the paper's setting
@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

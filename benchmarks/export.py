@@ -150,7 +150,9 @@ def main() -> None:
             "int8_limit": MOST_COST,
             "int8_kept": costs[f"all but the first {EARLY:.0%}"]["cost"] <= MOST_COST,
             "times_as_fast": networks(run, files, tests.inputs[:BATCH], options.turns),
-            "command": commands(work / "run", work / "model.onnx", photos / "test", work, options.turns),
+            "command": commands(
+                work / "run", work / "model.onnx", photos / "test/other", work, options.turns
+            ),
         },
     )
 

@@ -1,7 +1,7 @@
 """Throughput of one process, of one with two threads and of two processes, with the same global batch.
 
 python benchmarks/scaling.py            three minutes; writes results/scaling.json
-python benchmarks/scaling.py wide       only the larger of the two networks
+python benchmarks/scaling.py --only wide    the larger of the two networks
 
 In turns they train the demo's network, and a wide residual network, on generated images; a step's time is the
 median of all steps but the first few. Two threads show what the second core can give at all. On one machine
@@ -92,14 +92,16 @@ def measure(setting: Setting, folder: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("settings", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--only", choices=list(SETTINGS))
+    only = parser.parse_args().only
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         random = np.random.default_rng(0)
         images = random.integers(0, 256, (2000, 28, 28), dtype=np.uint8)
         np.savez(folder / "data.npz", train_images=images, train_labels=np.arange(2000) % 5)
-        found = {name: measure(SETTINGS[name], folder) for name in parser.parse_args().settings}
-    write_results("scaling", {**found, "backend": f"gloo, torch {torch.__version__}"})
+        for name in [only] if only else list(SETTINGS):
+            found = measure(SETTINGS[name], folder)
+            write_results("scaling", {name: found, "backend": f"gloo, torch {torch.__version__}"})
 
 
 if __name__ == "__main__":

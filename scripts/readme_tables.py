@@ -57,9 +57,13 @@ def reading_ways() -> str:
 def speed() -> str:
     small, large = (read("augment")[size] for size in ("32px", "96px"))
     step, loading = read("step_time"), read("loading")
-    pools = read("propagation")["sizes"]
-    ten, million = pools["generated 10000"], pools["generated 1000000"]["ropaws"]
-    rival = pools["generated 50000"]["LabelSpreading knn"]
+    pools, scale = read("propagation")["sizes"], read("propagation")["scale"]
+    graph = [
+        f"{row['LabelSpreading knn']['times ours']:.1f} times as fast at {int(size):,}"
+        for size, row in pools.items()
+        if size.isdigit()
+    ]
+    alone, most = (scale[name]["rows"][LARGEST] for name in ("propagation alone", "RoPAWSClassifier()"))
     plain, cached = (
         [loading[f"{size}px"]["speedup"][way] for size in (96, 224)] for way in ("ropaws", "ropaws, cache")
     )
@@ -77,12 +81,12 @@ def speed() -> str:
             f" the loss part alone, at the paper's ImageNet size, {imagenet:.2f} times.",
             f"- On Linux CPUs a step of the demo is {step['keep_freed_memory_speedup']} times as fast"
             " because freed memory is kept.",
-            '- Label propagation alone (`RoPAWSClassifier` of 0.1.0, now with `head=None, prior="distance",'
-            f" regression_share=0`) labels 50,000 rows {rival['times ours']:.0f} times as fast as"
-            " scikit-learn's LabelSpreading on its nearest-neighbor graph"
-            f" ({ten['LabelSpreading knn']['times ours']:.1f} times at 10,000;"
-            f" {ten['LabelSpreading rbf']['times ours']:.0f} times its rbf kernel), and a million rows of 128"
-            f" in {million['seconds']:.0f} seconds and {million['megabytes']} MB beside the data.",
+            '- Label propagation alone (`RoPAWSClassifier(head=None, prior="distance", regression_share=0)`)'
+            " is, against scikit-learn's LabelSpreading on its nearest-neighbor graph,"
+            f" {', '.join(graph)} rows (busy cores; other runs at 2,000 were slower than it), and labels"
+            f" ten million memory-mapped rows of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and"
+            f" {alone['megabytes']} MB beside the data; the default, which trains a head, in"
+            f" {most['cpu_seconds']:.0f} seconds and {most['megabytes']} MB.",
         ]
     )
 
@@ -156,14 +160,46 @@ def communication() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def messages() -> str:
+    measured = read("communication")["measured"]
+    if not measured:
+        return "Not measured yet: `python benchmarks/communication.py`."
+    several = [size for size in measured if size != "1"]
+    tasks = list(measured["1"]["milliseconds"])
+    rows = [["", *(f"{size} processes" for size in measured)], ["---", *["---:"] * len(measured)]]
+    rows[0][1] = "1 process"
+    rows += [
+        [f"{task}, ms", *(f"{found['milliseconds'][task]:.1f}" for found in measured.values())]
+        for task in tasks
+    ]
+    counts = [sum(measured[size]["messages"].values()) for size in several]
+    rows.append(["messages per step", "-", *(f"{count:.0f}" for count in counts)])
+    for name, key in (
+        ("bytes counted / arithmetic", "counted_against_arithmetic"),
+        ("gloo, latency of an all-reduce, µs", "gloo_latency_microseconds"),
+        ("gloo, MB/s", "gloo_megabytes_per_second"),
+        ("socket, 768 bytes to each, µs", "socket_microseconds"),
+    ):
+        rows.append([name, "-", *(f"{measured[size][key]:,}" for size in several)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def scaling() -> str:
     results = read("scaling")
-    gains = results["times_one_process"]
-    return (
-        f"training the demo's network, two processes are {gains['two processes']} times as fast as one of one"
-        f" thread; a second thread makes it {gains['one process of two threads']} times"
-        " (`python benchmarks/scaling.py`)."
-    )
+    names = {"demo": "the demo's network", "wide": "WRN-28-2"}
+    names = {key: name for key, name in names.items() if key in results}
+    if not names:
+        return "Not measured yet."
+    rows = [
+        ["", "weights", "two threads", "two processes", "processes / threads"],
+        ["---", *["---:"] * 4],
+    ]
+    for key, name in names.items():
+        gains = results[key]["times_one_process"]
+        times = [f"{gains[way]}x" for way in ("one process of two threads", "two processes")]
+        ratio = f"{results[key]['processes_against_threads']}"
+        rows.append([name, f"{results[key]['parameters']:,}", *times, ratio])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def soak() -> str:
@@ -321,13 +357,37 @@ def _suggest_verdict(found: dict, ours: str) -> str:
 def propagation() -> str:
     sizes = read("propagation")["sizes"]
     rows = [["rows", "method", "seconds", "times ours", "memory, MB", "accuracy", "AUROC"]]
-    for name, methods in sizes.items():
-        shown = name if name == "embedded" else f"{int(name.split()[1]):,}"
-        for method, found in methods.items():
+    for name in sorted(sizes, key=lambda name: (name.isdigit(), name.zfill(9))):
+        shown = f"{int(name):,}" if name.isdigit() else name
+        for method, found in sizes[name].items():
             ratio = f"{found['times ours']:.1f}" if "times ours" in found else ""
             figures = [f"{100 * found[key]:.1f}" for key in ("accuracy", "auroc")]
             memory = f"{found['megabytes']:,}"
-            rows.append([shown, method, f"{found['seconds']:.2f}", ratio, memory, *figures])
+            rows.append([shown, method, f"{found['seconds']:.3f}", ratio, memory, *figures])
+    return table(rows)
+
+
+LARGEST = "10000000"
+
+
+def large_pools() -> str:
+    rows = [["task", "rows", "seconds of CPU", "per million rows", "seconds", "memory, MB"]]
+    for task, found in read("propagation")["scale"].items():
+        for size, row in found["rows"].items():
+            cpu, wall = row["cpu_seconds"], row["seconds"]
+            figures = [f"{cpu:.1f}", f"{cpu / int(size) * 1e6:.1f}", f"{wall:.1f}", str(row["megabytes"])]
+            rows.append([task, f"{int(size):,}", *figures])
+    return table(rows)
+
+
+def real_pools() -> str:
+    found = read("propagation")["real"]
+    methods = [name for name in max(found.values(), key=len) if name != "rows"]
+    rows = [["setting", "labels", "rows", *methods]]
+    for name, row in found.items():
+        setting, labels = name.rsplit(", ", 1)
+        figures = [f"{100 * row[method]['accuracy']:.1f}" if method in row else "-" for method in methods]
+        rows.append([setting, labels, f"{row['rows']:,}", *figures])
     return table(rows)
 
 
@@ -640,6 +700,7 @@ SECTIONS = {
     "busy": busy,
     "posterior": posterior,
     "communication": communication,
+    "messages": messages,
     "scaling": scaling,
     "soak": soak,
     "paper-main": paper_main,
@@ -649,6 +710,8 @@ SECTIONS = {
     "suggest": suggest,
     "suggest-tuning": suggest_tuning,
     "propagation": propagation,
+    "large-pools": large_pools,
+    "real-pools": real_pools,
 }
 
 
@@ -784,7 +847,7 @@ def export_files() -> str:
         [name, f"{value:.2f}", f"{sizes[name]:.1f}" if name in sizes else ""] for name, value in speed.items()
     ]
     return (
-        f"{table(rows)}\n\nLabeling a folder of {command['images']} JPEGs, everything from the start of the"
+        f"{table(rows)}\n\nLabeling {command['images']} JPEGs of no class, everything from the start of the"
         f" program on, the script takes 1/{command['script_times_as_fast']:.2f} of the time of"
         f" `ropaws predict`, and {command['same_answer']:.1%} of the answers are the same. The run computes"
         f" in {own.get('type', 'float32')} here, the file in float32; in float32 both differ by at most"

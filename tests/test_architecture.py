@@ -16,7 +16,7 @@ SOURCE = Path(ropaws.__file__).parent
 LEVELS = (
     (
         "naming", "limits", "terminal", "runs.layout", "runs.opening", "runs.atomic", "batch",
-        "cores", "local_exchange", "distributed", "equations",
+        "processes", "distributed", "equations",
     ),
     ("data", "models"),
     ("methods", "training"),
@@ -155,7 +155,7 @@ def test_help_and_version_do_not_load_torch(option):
 
 
 def test_equations_know_no_device_process_randomness_or_logging():
-    allowed = {"contextlib", "functools", "math", "collections", "typing", "torch", "ropaws"}
+    allowed = {"functools", "math", "collections", "typing", "torch", "ropaws"}
     assert {name.split(".")[0] for name in names(SOURCE / "equations.py")} <= allowed
     text = (SOURCE / "equations.py").read_text()
     for word in ("cuda", "rand(", "randn(", "distributed", "print("):

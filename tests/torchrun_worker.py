@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ropaws import cores, distributed
+from ropaws import distributed
 from ropaws.batch import Batch, Support
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
@@ -20,6 +20,8 @@ from ropaws.distributed import Place
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronize_norms
+from ropaws.processes import cores
+from ropaws.processes.gradient_exchange import GradientExchange
 from ropaws.training.hardware import threads_for
 from tests.methods.foreign import MemoryMethod
 from tests.methods.rivals import RIVALS
@@ -153,7 +155,7 @@ def exchange():
         found = []
         for during in (False, True):
             model = started(method, source)
-            exchange = distributed.GradientExchange(model.parameters())
+            exchange = GradientExchange(model.parameters())
             assert len(exchange._buckets) >= 3  # so that there is an order to keep
             gradients = []
             for step in range(3):
@@ -177,7 +179,7 @@ def overlap():
     layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(8))
     aside = torch.nn.Linear(32, 32)  # no process uses it
     net = torch.nn.ModuleList([layers, aside])
-    exchange = distributed.GradientExchange(net.parameters())
+    exchange = GradientExchange(net.parameters())
     events = []
     send, wait = exchange._send, exchange.finish
     exchange._send = lambda number: (events.append(f"bucket {number}"), send(number))

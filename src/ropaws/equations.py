@@ -12,7 +12,6 @@ ICLR 2023. A tag such as [Eq. (9)] stands exactly once in this file.
 import functools
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -39,9 +38,11 @@ def _in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
         first = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
         if first is None:
             return function(*args, **kwargs)
-        kind = first.device.type
-        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            return function(*map(_widen, args), **{k: _widen(v) for k, v in kwargs.items()})  # type: ignore[arg-type]
+        wide, named = map(_widen, args), {name: _widen(value) for name, value in kwargs.items()}
+        if not torch.is_autocast_enabled(first.device.type):
+            return function(*wide, **named)  # type: ignore[arg-type]
+        with torch.autocast(first.device.type, enabled=False):
+            return function(*wide, **named)  # type: ignore[arg-type]
 
     return wrapper
 

@@ -173,9 +173,13 @@ class RoPAWSClassifier(
         self.temperature_ = self._classifier.temperature
         self.prior_temperature_ = self._classifier.prior_temperature
         self.in_class_share_ = self._classifier.share
-        blocks = features.center.split(BLOCK) if learned is None else self._blocks(X)
-        winners = filled(len(X), map(self._winners, blocks), np.int64)
+        winners = np.empty(len(X), np.int64)
         winners[known] = numbers
+        if learned is None:
+            center = features.center[torch.from_numpy(~known)]
+            winners[~known] = filled(len(center), map(self._winners, center.split(BLOCK)), np.int64)
+        else:
+            np.copyto(winners, filled(len(X), map(self._winners, self._blocks(X)), np.int64), where=~known)
         self.transduction_ = self.classes_[winners]
         return self
 

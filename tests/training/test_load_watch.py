@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from ropaws.cores import CoreTimes, busy_elsewhere, core_times
+from ropaws.processes.cores import CoreTimes, busy_elsewhere, core_times
 from ropaws.training.hardware import LoadWatch
 
 START = CoreTimes(moment=100.0, machine=5000.0, own=40.0)

@@ -116,7 +116,7 @@ def _vote_blocks(
         inside = prior[rows] if prior is not None else None
         if inside is None and kernel.prior_temperature is not None:
             inside = eq.in_domain_prior(points[rows], support, temperature=kernel.prior_temperature)
-        yield Votes(*votes) if inside is None else Votes(*(inside[:, None] * part for part in votes))
+        yield Votes(*votes) if inside is None else Votes(*(part.mul_(inside[:, None]) for part in votes))
 
 
 def _heard(votes: Tensor, beliefs: Tensor) -> Tensor:

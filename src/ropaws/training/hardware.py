@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from ropaws.cores import (
+from ropaws.processes.cores import (
     CoreTimes,
     available_cores,
     busy_elsewhere,

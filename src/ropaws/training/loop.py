@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from ropaws.batch import Batch, Losses
 from ropaws.data.loaders import PoolPass
-from ropaws.distributed import GradientExchange, all_mean
+from ropaws.distributed import all_mean
 from ropaws.methods import Method
+from ropaws.processes.gradient_exchange import GradientExchange
 
 
 class TrainingDivergedError(RuntimeError):

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
-from ropaws.cores import own_cores
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.rows import ArrayRow
 from ropaws.data.files.saved_datasets import DatasetRow
 from ropaws.data.files.whole import Whole, squeeze
 from ropaws.data.files.worker_pool import map_in_workers
 from ropaws.limits import IMAGE_FILE, PIXELS
+from ropaws.processes.cores import own_cores
 from ropaws.runs.opening import check_regular, open_regular
 
 ImageRef = Path | ArrayRow | DatasetRow

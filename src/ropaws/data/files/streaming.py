@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ropaws.cores import own_cores
 from ropaws.data.files.cache import SquareCache
 from ropaws.data.files.decoding import (
     Found,
@@ -25,6 +24,7 @@ from ropaws.data.files.decoding import (
     read_squares,
 )
 from ropaws.data.files.whole import Crop
+from ropaws.processes.cores import own_cores
 
 MOST_TRIES = 100  # neighbors that are tried in the place of an unreadable image
 

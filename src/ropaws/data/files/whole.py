@@ -21,7 +21,7 @@ class Whole(NamedTuple):
 def squeeze(image: Image.Image, size: int) -> NDArray[np.uint8]:
     """All of an RGB image, each side resized on its own with an antialiased filter.   ->  (size, size, 3)
 
-    By torch, which takes a fifth of Pillow's time. It is loaded here and not above: workers that read
+    By torch, which is faster than Pillow at this. It is loaded here and not above: workers that read
     central squares alone start faster without it.
     """
     import torch

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from ropaws import cores
-from ropaws.cores import own_cores, processes_here
+from ropaws.processes import cores
+from ropaws.processes.cores import own_cores, processes_here
 
 
 def slurm(**more):

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ropaws import local_exchange
-from ropaws.local_exchange import SMALL, LocalExchange, connect
+from ropaws.processes import local_exchange
+from ropaws.processes.local_exchange import SMALL, LocalExchange, connect
 
 
 def run_together(size, function):
