@@ -271,7 +271,7 @@ def test_the_module_runs_as_a_program():
 
 
 def test_warm_up_keeps_its_share_of_another_number_of_steps(tmp_path):
-    """A recipe of 400 steps with 40 of warm-up, for 20 steps; and what is set by hand is kept."""
+    """A recipe of 250 steps with 25 of warm-up, for 20 steps; and what is set by hand is kept."""
     data = tiny.write_data(tmp_path / "data.npz")
     base = ["train", "--recipe", "demo", "--data.source", str(data), "--data.labels-per-class", "2",
             "--train.batch", "8", "--train.steps", "20"]  # fmt: skip

@@ -1,7 +1,6 @@
 """`ropaws bench`: methods x data x labels x seeds, on equal terms, into one folder."""
 
 import functools
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from ropaws.bench.tasks import Data, Network, Task
 from ropaws.bench.workers import run_all, stopped_like_ctrl_c
 from ropaws.config import differences
 from ropaws.methods import import_method
+from ropaws.processes.cores import available_cores
 from ropaws.recipes.protocols import Protocol, get_protocol
 from ropaws.report.bench_page import ordered_rows, shown
 from ropaws.runs.layout import REPORT
@@ -293,7 +293,7 @@ def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], book:
     """Run the cells that are missing."""
     if not waiting:
         return
-    cores = 1 if torch.cuda.is_available() else os.cpu_count() or 1
+    cores = 1 if torch.cuda.is_available() else available_cores()
     workers = min(bench.workers or cores, len(waiting))
     work = _Work(bench.network, bench.budget, bench.out, protocol)
     began = written = time.monotonic()

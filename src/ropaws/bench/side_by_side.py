@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from ropaws.analysis.results import Evaluation, read_evaluation
 from ropaws.bench.workers import Done, run_all, stopped_like_ctrl_c
 from ropaws.config import RunConfig, read_config
 from ropaws.limits import JSON_FILE
+from ropaws.processes.cores import available_cores
 from ropaws.runs.layout import CONFIG, METRICS
 from ropaws.runs.opening import read_regular
 from ropaws.terminal import Terminal
@@ -42,7 +42,7 @@ def default_workers(runs: int) -> int:
     """
     if choose_device("auto").type != "cpu":
         return 1
-    cores = os.cpu_count() or 1
+    cores = available_cores()
     return runs if runs <= MOST_PER_CORE * cores else cores
 
 

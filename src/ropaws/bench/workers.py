@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from ropaws.processes.cores import available_cores
+
 Item = TypeVar("Item")
 PATIENCE = 30  # seconds in which a stopped worker saves what it has
 TICK = 0.5  # seconds
@@ -35,7 +37,7 @@ class _Worker(NamedTuple):
 
 def threads_of(workers: int) -> int:
     """Threads of each of several workers that share the cores of the machine."""
-    return max(1, (os.cpu_count() or 1) // workers)
+    return max(1, available_cores() // workers)
 
 
 @contextmanager

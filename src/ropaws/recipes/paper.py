@@ -16,7 +16,7 @@ from ropaws.training.optim import OptimConfig
 def demo() -> RunConfig:
     """Embedded Fashion-MNIST pool, 5 classes, half of it out-of-class, 4 labels per class.
 
-    Two minutes on two CPU cores; `ropaws demo` compares the methods on it, and the README has figures.
+    A minute on one CPU core; `ropaws demo` compares the methods on it, and the README has figures.
     """
     return RunConfig(
         method=RoPAWS(prior_temperature="auto", typical_prior=0.4, reweight_entropy=True),
@@ -24,8 +24,8 @@ def demo() -> RunConfig:
         data=DataConfig(source="fashion-demo", labels_per_class=4),
         augment=AugmentConfig(size=28, small_crops=2, small_size=18),
         support=SupportConfig(images_per_class=4, views=4),
-        optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=40),
-        train=TrainConfig(steps=400, batch=128, checkpoint_every=50),
+        optim=OptimConfig(start=0.4, peak=1.6, end=0.016, warmup=25),
+        train=TrainConfig(steps=250, batch=128, checkpoint_every=50),
     )
 
 
