@@ -42,6 +42,9 @@ bench: venv
 	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/many_files.py
 	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/reference_step.py
+	$(BIN)/python benchmarks/busy.py
+	$(BIN)/python benchmarks/demo_time.py
 	$(BIN)/python benchmarks/posterior.py
 	$(BIN)/python benchmarks/communication.py
 	$(BIN)/python benchmarks/scaling.py

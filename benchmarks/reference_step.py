@@ -8,22 +8,26 @@ loss, backward, LARS. The plain way does what the reference code of PAWS and RoP
 float32, contiguous tensors, a Dataset that augments image by image in Pillow in worker processes, an explicit
 inverse in the loss. Both have the same batch and the same threads. Each way is a process of its own, because
 memory and the waiting of threads are settings of a process; they take turns, on a quiet machine and with a
-stated load of programs that compute without a pause. Compilation is measured on the same step, and so are the
+stated load of programs that compute without a pause. A step takes gigabytes, so a process is started for each
+turn, takes one step to warm up and one that counts. Compilation is measured on the same step, and so are the
 parts of ours.
 """
 
 import argparse
 import itertools
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from augment import pillow_view
 from step_time import stream_of
-from timing import TurnTaker, answer_requests, median_ratio, programs_beside, turn_takers, write_results
+from timing import answer_requests, median_ratio, programs_beside, turn_takers, write_results
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
@@ -218,31 +222,52 @@ def summary(seconds: dict[str, list[float]]) -> dict[str, object]:
     }
 
 
-def taken_in_turns(takers: dict[str, TurnTaker], turns: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {way: [] for way in takers}
+class Turns(NamedTuple):
+    """Seconds of the first step and of the one after it, of each turn, by way."""
+
+    first: dict[str, list[float]]
+    second: dict[str, list[float]]
+
+
+def taken_in_turns(ways: Sequence[str], turns: int, kept: Path) -> Turns:
+    """kept: a folder for what is compiled, empty at the start: the first turn pays for it."""
+    first: dict[str, list[float]] = {way: [] for way in ways}
+    second: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(turns):
-        for way, taker in takers.items():
-            seconds[way].append(taker.ask("step"))
-    return seconds
+        for way in ways:
+            name, settings = WAYS[way]
+            command = ([__file__, "--child", name], {**settings, "TORCHINDUCTOR_CACHE_DIR": str(kept)})
+            with turn_takers({way: command}) as takers:
+                first[way].append(takers[way].ask("step"))
+                second[way].append(takers[way].ask("step"))
+            print(f"{way}: {first[way][-1]:.1f} s, then {second[way][-1]:.1f} s", flush=True)
+    return Turns(first, second)
 
 
-def compilation(first: dict[str, float], seconds: dict[str, list[float]]) -> dict[str, object]:
+def compilation(turns: Turns) -> dict[str, object]:
     """What compiling costs at the start, what it saves in a step, and after how many steps it has paid."""
-    plain, compiled = (statistics.median(seconds[way]) for way in ("ours", "ours compiled"))
-    cost = (first["ours compiled"] - compiled) - (first["ours"] - plain)
+    plain, compiled = (statistics.median(turns.second[way]) for way in ("ours", "ours compiled"))
+    cost = (turns.first["ours compiled"][0] - compiled) - (turns.first["ours"][0] - plain)
     saved = plain - compiled
     return {
         "seconds_at_the_start": round(cost, 1),
-        "times_as_fast": round(median_ratio(seconds["ours"], seconds["ours compiled"]), 3),
+        "times_as_fast": round(median_ratio(turns.second["ours"], turns.second["ours compiled"]), 3),
         "pays_after_steps": round(cost / saved) if saved > 0 else None,
     }
+
+
+def parts_in_a_process(way: str) -> dict[str, object]:
+    with turn_takers({way: ([__file__, "--child", WAYS[way][0]], WAYS[way][1])}) as takers:
+        takers[way].ask("step")
+        found: dict[str, object] = takers[way].ask("parts")
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--turns", type=int, default=4, help="turns of every way (default: 4)")
+    parser.add_argument("--turns", type=int, default=3, help="turns of every way (default: 3)")
     parser.add_argument("--loads", type=int, nargs="+", default=(0, 1), help="programs beside (default: 0 1)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -250,17 +275,14 @@ def main() -> None:
     if options.child is not None:
         child(options.child)
         return
-    commands = {way: ([__file__, "--child", WAYS[way][0]], WAYS[way][1]) for way in options.ways}
-    with turn_takers(commands) as takers:
-        first = {way: taker.ask("step") for way, taker in takers.items()}
-        for load in options.loads:
-            with programs_beside(load):
-                seconds = taken_in_turns(takers, options.turns if load == 0 else max(1, options.turns // 2))
-            write_results("reference_step", {f"{load} beside": summary(seconds)})
-            if load == 0 and "ours compiled" in takers:
-                write_results("reference_step", {"compilation": compilation(first, seconds)})
-        for way in takers.keys() & {"ours", "ours fp32"}:
-            write_results("reference_step", {f"parts of {way}": takers[way].ask("parts")})
+    for load in options.loads:
+        with tempfile.TemporaryDirectory() as kept, programs_beside(load):
+            turns = taken_in_turns(options.ways, options.turns if load == 0 else 1, Path(kept))
+        write_results("reference_step", {f"{load} beside": summary(turns.second)})
+        if load == 0 and "ours compiled" in options.ways:
+            write_results("reference_step", {"compilation": compilation(turns)})
+    for way in ("ours", "ours fp32"):
+        write_results("reference_step", {f"parts of {way}": parts_in_a_process(way)})
 
 
 if __name__ == "__main__":

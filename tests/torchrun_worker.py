@@ -149,7 +149,7 @@ def exchange():
     """Gradients of three steps: exchanged after the backward pass, and while it runs."""
     results = {}
     several = {name: METHODS[name] for name in ("paws", "ropaws", "fine-tune", "memory")}
-    several |= {name: RIVALS[name].method for name in ("mpl", "ds3l", "moco_v2", "fixmatch")}
+    several |= {name: RIVALS[name].method for name in ("mpl", "ds3l", "moco-v2", "fixmatch")}
     for name, method in several.items():
         source = stream(method)
         found = []

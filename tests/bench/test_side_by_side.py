@@ -131,7 +131,7 @@ def test_a_run_that_fails_is_named(data, tmp_path, monkeypatch, failure, error):
 
 @pytest.mark.parametrize(("cores", "runs", "expected"), [(2, 3, 3), (2, 15, 2), (1, 3, 1), (8, 3, 3)])
 def test_no_core_is_idle_while_the_last_of_few_runs_is_trained(monkeypatch, cores, runs, expected):
-    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(side_by_side, "available_cores", lambda: cores)
     monkeypatch.setattr(side_by_side, "choose_device", lambda _: torch.device("cpu"))
     assert side_by_side.default_workers(runs) == expected
     monkeypatch.setattr(side_by_side, "choose_device", lambda _: torch.device("cuda"))

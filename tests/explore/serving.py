@@ -53,7 +53,11 @@ class Client:
             connection.putheader("Content-Length", str(len(data)))
         connection.endheaders(data)
         reply = connection.getresponse()
-        found = Reply(reply.status, dict(reply.getheaders()), reply.read())
+        try:
+            content = reply.read()
+        except ConnectionResetError:  # refused before all that was sent had been read
+            content = b""
+        found = Reply(reply.status, dict(reply.getheaders()), content)
         connection.close()
         return found
 

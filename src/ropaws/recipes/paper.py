@@ -16,7 +16,7 @@ from ropaws.training.optim import OptimConfig
 def demo() -> RunConfig:
     """Embedded Fashion-MNIST pool, 5 classes, half of it out-of-class, 4 labels per class.
 
-    A minute on one CPU core; `ropaws demo` compares the methods on it, and the README has figures.
+    Below two minutes on one CPU core; `ropaws demo` compares the methods on it, and the README has figures.
     """
     return RunConfig(
         method=RoPAWS(prior_temperature="auto", typical_prior=0.4, reweight_entropy=True),
