@@ -148,7 +148,7 @@ def test_no_library_of_a_worker_takes_more_than_its_share(monkeypatch):
     """scikit-learn and BLAS in every worker on every core would wait for one another."""
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("ropaws.bench.workers.available_cores", lambda: 2)
     (done,) = run_all(_threads, [0], workers=2, started=lambda _: None)
     assert done.result == 1, done.reason
     assert "OMP_NUM_THREADS" not in os.environ  # of this process
