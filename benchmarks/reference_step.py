@@ -268,7 +268,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--turns", type=int, default=3, help="turns of every way (default: 3)")
-    parser.add_argument("--loads", type=int, nargs="+", default=(0, 1), help="programs beside (default: 0 1)")
+    parser.add_argument("--loads", type=int, nargs="*", default=(0, 1), help="programs beside (default: 0 1)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -83,7 +83,7 @@ def speed() -> str:
             " because freed memory is kept.",
             '- Label propagation alone (`RoPAWSClassifier(head=None, prior="distance", regression_share=0)`)'
             " is, against scikit-learn's LabelSpreading on its nearest-neighbor graph,"
-            f" {', '.join(graph)} rows (busy cores; other runs at 2,000 were slower than it), and labels"
+            f" {', '.join(graph)} rows, and labels"
             f" ten million memory-mapped rows of 128 in {alone['cpu_seconds']:.0f} seconds of CPU and"
             f" {alone['megabytes']} MB beside the data; the default, which trains a head, in"
             f" {most['cpu_seconds']:.0f} seconds and {most['megabytes']} MB.",
@@ -95,9 +95,10 @@ def reference_step() -> str:
     """The step against the plain way, its parts, and what compiling it brings."""
     results = read("reference_step")
     loads = {"0 beside": "quiet machine", "1 beside": "one program beside"}
-    ways = {"ours fp32": "ours, float32", "ours": "ours", "ours compiled": "ours, compiled"}
+    ways = {"ours fp32": "ours, float32", "ours": "ours, bf16", "ours compiled": "ours, bf16, compiled"}
+    ratios = {load: results[load]["times_as_fast_as_plain"] for load in loads}
     rows = [
-        [name, *(f"{results[load]['times_as_fast_as_plain'][way]:.2f}" for load in loads)]
+        [name, *(f"{found[way]:.2f}" if way in found else "-" for found in ratios.values())]
         for way, name in ways.items()
     ]
     parts = {name: results[f"parts of {way}"] for way, name in (("ours", "bf16"), ("ours fp32", "float32"))}
@@ -108,13 +109,13 @@ def reference_step() -> str:
     views, loss = (parts["bf16"]["percent_by_part"][part] for part in ("views", "optimizer"))
     compiled = results["compilation"]
     pays = compiled["pays_after_steps"]
-    after = "never pays here" if pays is None else f"pays after {pays:,} steps"
+    after = "so it never pays" if pays is None else f"so it pays after {pays:,} steps"
     return (
         f"{table([['times as fast as the plain way', *loads.values()], *rows])}\n\n"
         f"{table([['percent of our step', *kinds], *shares])}\n\n"
         f"Making the views is {views:.1f}% of the step in bf16, the optimizer {loss:.1f}%. `--train.compile`"
         f" makes the step {compiled['times_as_fast']:.2f} times as fast, costs"
-        f" {compiled['seconds_at_the_start']:.0f} seconds at the start, and {after}."
+        f" {compiled['seconds_at_the_start']:.0f} seconds at the start, {after} on this CPU."
     )
 
 

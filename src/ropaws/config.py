@@ -44,7 +44,7 @@ class TrainConfig:
     keep_every: int | None = None
     """Also keep the weights each time this number of steps has passed, in RUN/snapshots."""
     compile: bool = False
-    """Compile the backbone with torch.compile: starts slower, then runs faster."""
+    """Compile the backbone with torch.compile, for GPUs; on CPUs it was measured to be slower."""
     log: tuple[TrackerName, ...] = ()
     """Besides metrics.jsonl: tensorboard, wandb."""
     threads: int | None = None
