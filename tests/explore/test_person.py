@@ -117,7 +117,7 @@ class Person:
 
     def answer(self):
         """One image, by a key; the page moves on by itself."""
-        self.page.wait_for_function("document.querySelector('#grid').ariaBusy !== 'true'")
+        self.page.wait_for_selector("#grid:not([aria-busy='true'])")  # a function would need eval
         name = self.current()
         self.page.keyboard.press(str(1 + self.truth[name]) if self.truth[name] < len(CLASSES) else "o")
         self.answered += 1
