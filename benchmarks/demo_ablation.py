@@ -2,8 +2,8 @@
 
 python benchmarks/demo_ablation.py [--seeds 3] [--runs runs/demo-ablation]
 
-With 400 steps, as the demo had them when this was measured; it has fewer now. About half an hour on two cores.
-Finished runs are used again, so it can be interrupted. Writes results/demo_ablation.json.
+With 400 steps, as the demo had them when this was measured; it has fewer now. About half an hour on two
+cores. Finished runs are used again, so it can be interrupted. Writes results/demo_ablation.json.
 """
 
 import argparse
