@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from ropaws.explore.answer_log import RefusedError
 from tests.conftest import REQUIRE_BROWSER
 from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_pool, truth
 from tests.explore.serving import TOKEN, served
@@ -110,9 +111,9 @@ def class_ids(session):
 
 
 def wait_until(window, holds):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 30
     while not holds():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, (window.said, window.text("body")[:2000])
         window.page.wait_for_timeout(50)
 
 
@@ -341,11 +342,14 @@ def test_a_new_round_brings_new_suggestions_but_keeps_the_image_at_the_cursor(se
     assert after[3:] == [number for number in before[::-1] if number not in before[:3]]
 
 
-def test_a_refused_answer_is_taken_back_and_said(server, opened):
-    client, _ = server
+def test_a_refused_answer_is_taken_back_and_said(server, opened, monkeypatch):
+    client, session = server
     window = opened(client)
-    refusal = {"status": 409, "json": {"error": "refused for a test"}}
-    window.page.route("**/api/labels", lambda route: route.fulfill(**refusal))
+
+    def refuse(*_, **__):
+        raise RefusedError("refused for a test")
+
+    monkeypatch.setattr(session, "label", refuse)
     window.press("1")
     window.wait("document.querySelector('#alerts').textContent.includes('refused for a test')")
     assert window.count(".tile.answered .badge:not([hidden])") == 0
