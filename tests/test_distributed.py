@@ -89,6 +89,7 @@ def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(tmp_pat
 def test_collectives_with_rows_that_differ_in_number(tmp_path):
     found = run_worker("functions", tmp_path, 2)
     assert found["sockets"]
+    assert found["memory"]
     for name, value in found["by_gloo"].items():
         torch.testing.assert_close(value, found[name], rtol=0, atol=0)
     whole = torch.arange(10.0).view(5, 2)

@@ -20,8 +20,8 @@ from ropaws.distributed import Place
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.models import ModelConfig, build_encoder
 from ropaws.models.synced_norm import synchronize_norms
-from ropaws.processes import cores
-from ropaws.processes.gradient_exchange import GradientExchange
+from ropaws.processes import cores, gradient_exchange
+from ropaws.processes.gradient_exchange import GradientExchange, MemoryLane
 from ropaws.training.hardware import threads_for
 from tests.methods.foreign import MemoryMethod
 from tests.methods.rivals import RIVALS
@@ -181,8 +181,8 @@ def overlap():
     net = torch.nn.ModuleList([layers, aside])
     exchange = GradientExchange(net.parameters())
     events = []
-    send, wait = exchange._send, exchange.finish
-    exchange._send = lambda number: (events.append(f"bucket {number}"), send(number))
+    send, wait = exchange._lane.send, exchange.finish
+    exchange._lane.send = lambda number, parts: (events.append(f"bucket {number}"), send(number, parts))
     exchange.finish = lambda: (events.append("pass over"), wait())
     found = []
     for step in range(3):
@@ -209,11 +209,12 @@ def threads():
 
 
 def functions():
-    """Each function, through sockets and through gloo."""
-    sockets, distributed._local = distributed._local, None
-    by_gloo = each_function()
-    distributed._local = sockets
-    return {**each_function(), "sockets": sockets is not None, "by_gloo": by_gloo}
+    """Each function, through sockets and memory, and through gloo."""
+    here = each_function()
+    lane = GradientExchange([torch.nn.Parameter(torch.zeros(2))])._lane
+    ways = {"sockets": distributed._local is not None, "memory": isinstance(lane, MemoryLane)}
+    distributed._local = gradient_exchange._exchange = None
+    return {**here, **ways, "by_gloo": each_function()}
 
 
 def each_function():

@@ -89,6 +89,8 @@ def _local_exchange(backend: str) -> Iterator[None]:
     rank, size, _ = place()
     if backend == "gloo":
         _local = connect(rank, size, _tell_all, seconds=60 * MINUTES)
+        if _local is not None:
+            _local.take_large()
     try:
         yield
     finally:
@@ -156,21 +158,20 @@ def stack_constants(value: Tensor) -> Tensor:
 
 def sum_constants(value: Tensor) -> Tensor:
     """Sum over the processes without gradient."""
-    value = value.detach().clone(memory_format=torch.contiguous_format)
-    return value if place().size == 1 else _sum(value)
+    return _sum(value.detach())
 
 
 def all_mean(value: Tensor) -> Tensor:
     """Mean over the processes, with gradient."""
-    if place().size == 1:
-        return value
-    mean: Tensor = _AllMean.apply(value)  # type: ignore[no-untyped-call]
-    return mean
+    return value if place().size == 1 else all_sum(value) / place().size
 
 
 def all_sum(value: Tensor) -> Tensor:
     """Sum over the processes, with gradient."""
-    return all_mean(value) * place().size
+    if place().size == 1:
+        return value
+    total: Tensor = _AllSum.apply(value)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _AllGather(torch.autograd.Function):
@@ -185,33 +186,29 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *constants: Tensor) -> tuple[Tensor | None, ...]:
-        # With a graph for a second derivative, where the caller wants one.
-        gradient = all_sum(gradient) if torch.is_grad_enabled() else _sum(gradient.contiguous())
-        return gradient[ctx.start : ctx.start + ctx.count], *(None for _ in constants)
+        return all_sum(gradient)[ctx.start : ctx.start + ctx.count], *(None for _ in constants)
 
 
-class _AllMean(torch.autograd.Function):
-    """Backward: what all processes say of the mean, each of which got an equal share of this value."""
+class _AllSum(torch.autograd.Function):
+    """Backward: every process uses the sum, so a value's gradient is the sum of what all say of it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
-        return _mean(value)
+        return _sum(value)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return all_mean(gradient)
-
-
-def _mean(value: Tensor) -> Tensor:
-    return _sum(value.clone(memory_format=torch.contiguous_format)) / place().size
+        return all_sum(gradient)
 
 
 def _sum(value: Tensor) -> Tensor:
-    """Over the processes; may be the same tensor, in place."""
+    """Over the processes; a new tensor."""
     if _local is not None and _local.suits(value):
         return _local.stack(value).sum(dim=0)
-    dist.all_reduce(value)
-    return value
+    total = value.clone(memory_format=torch.contiguous_format)
+    if place().size > 1:
+        dist.all_reduce(total)
+    return total
 
 
 def _gather(several: Sequence[Tensor], lengths: list[int] | None = None) -> tuple[tuple[Tensor, ...], int]:

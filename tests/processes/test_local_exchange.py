@@ -1,5 +1,6 @@
 """Small messages through sockets; the processes are threads here."""
 
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ropaws.processes import local_exchange
-from ropaws.processes.local_exchange import SMALL, LocalExchange, connect
+from ropaws.processes import local_exchange, shared_rooms
+from ropaws.processes.gradient_exchange import MemoryLane
+from ropaws.processes.local_exchange import LARGE, SMALL, LocalExchange, connect
 
 
 def run_together(size, function):
@@ -57,10 +59,91 @@ def test_everyone_gets_the_tensors_of_all_in_their_order(size):
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_large_messages_are_for_others():
-    lane = LocalExchange(0, {})
-    assert lane.suits(torch.zeros(SMALL, dtype=torch.uint8))
-    assert not lane.suits(torch.zeros(SMALL + 1, dtype=torch.uint8))
+@pytest.mark.parametrize("size", [2, 4])
+def test_large_messages_go_through_memory(size):
+    """In turn with small ones, and of many sizes: none may overwrite one that is still read."""
+
+    def exchange(rank, tell_all):
+        lane = connect(rank, size, tell_all, seconds=10)
+        assert not lane.suits(torch.zeros(SMALL + 1, dtype=torch.uint8))
+        lane.take_large()
+        assert lane.suits(torch.zeros(LARGE, dtype=torch.uint8))
+        assert not lane.suits(torch.zeros(LARGE + 1, dtype=torch.uint8))
+        found = []
+        for turn in range(40):
+            count = (turn * 7919) % (LARGE // 64) + SMALL
+            found.append(lane.stack(torch.full((count,), rank + 10 * turn)).double().mean(dim=1))
+            found.append(lane.stack(torch.tensor([rank + 10.0 * turn], dtype=torch.double))[:, 0])
+        lane.close()
+        return found
+
+    for found in run_together(size, exchange):
+        for turn in range(40):
+            expected = [float(rank + 10 * turn) for rank in range(size)]
+            assert found[2 * turn].tolist() == found[2 * turn + 1].tolist() == expected
+
+
+@pytest.mark.parametrize("lacking", ["file", "memory"])
+def test_without_shared_memory_in_one_process_all_do_without(monkeypatch, lacking):
+    def exchange(rank, tell_all):
+        lane = connect(rank, 3, tell_all, seconds=10)
+        lane.take_large()
+        found = lane.suits(torch.zeros(SMALL + 1, dtype=torch.uint8))
+        assert lane.stack(torch.tensor(rank)).tolist() == [0, 1, 2]  # nothing is left on the way
+        lane.close()
+        return found
+
+    calls, lock = [], threading.Lock()
+
+    def second_time(*_, **__):
+        with lock:
+            calls.append(1)
+            if len(calls) == 2:
+                raise OSError("no more")
+
+    if lacking == "file":
+        create = os.memfd_create
+        monkeypatch.setattr(os, "memfd_create", lambda name: (second_time(), create(name))[1])
+    else:
+        fallible = type("mmap", (), {"mmap": staticmethod(lambda *a: (second_time(), real(*a))[1])})
+        real = shared_rooms.mmap.mmap
+        monkeypatch.setattr(shared_rooms, "mmap", fallible)
+    assert run_together(3, exchange) == [False] * 3
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_through_memory_have_the_same_bits_everywhere(size):
+    """Two lanes on one way, as when a model is trained twice; buckets of two types."""
+
+    def exchange(rank, tell_all):
+        way = connect(rank, size, tell_all, seconds=10)
+        random = torch.Generator().manual_seed(rank)
+        found = []
+        for _ in range(2):
+            kinds = (torch.float32, torch.float64)
+            buckets = [[torch.nn.Parameter(torch.zeros(5, dtype=kind))] * 2 for kind in kinds]
+            lane = MemoryLane(way, way.open_rooms(512), buckets)
+            for _ in range(20):
+                sent = [torch.randn(12, dtype=kind, generator=random) for kind in kinds]
+                for number in (1, 0):
+                    lane.send(number, [sent[number][:5], sent[number][5:]])
+                found.append((sent, [lane.total(number).clone() for number in (1, 0)][::-1]))
+                lane.done()
+        way.close()
+        return found
+
+    everyone = run_together(size, exchange)
+    for step, (_, totals) in enumerate(everyone[0]):
+        for number, total in enumerate(totals):
+            expected = sum(found[step][0][number] for found in everyone)
+            assert all(torch.equal(found[step][1][number], expected) for found in everyone)
+            assert total.dtype == expected.dtype
+
+
+def test_a_process_that_does_not_answer_in_time_is_an_error():
+    mine, theirs = socket.socketpair()
+    with mine, theirs, pytest.raises(RuntimeError, match=r"process 1 does not answer .*waited 0 s"):
+        LocalExchange(0, {1: mine}, seconds=0.05).stack(torch.zeros(3))
 
 
 def test_a_process_that_cannot_be_reached_leaves_all_without():
@@ -86,7 +169,7 @@ def test_a_process_that_ends_while_others_wait_is_an_error():
     with mine:
         threading.Thread(target=read_and_end).start()
         with pytest.raises(RuntimeError, match=r"process 1 does not answer .*it has ended"):
-            LocalExchange(0, {1: mine}).stack(torch.zeros(3))
+            LocalExchange(0, {1: mine}, seconds=10).stack(torch.zeros(3))
 
 
 def test_a_path_that_no_socket_can_have_leaves_all_without(monkeypatch, tmp_path):
@@ -101,4 +184,4 @@ def test_a_process_that_has_ended_is_an_error():
     theirs.sendall(b"\0\0")
     theirs.close()
     with mine, pytest.raises(RuntimeError, match="process 1 does not answer in the middle of a step"):
-        LocalExchange(0, {1: mine}).stack(torch.zeros(3))
+        LocalExchange(0, {1: mine}, seconds=10).stack(torch.zeros(3))

@@ -67,15 +67,19 @@ class _Normalize(torch.autograd.Function):
         x, weight, mean, variance, count = ctx.saved_tensors
         x, weight = x.detach(), weight.detach()
         wide, given = x.to(weight.dtype), gradient.to(weight.dtype)
-        towards, slopes, sums = given, torch.zeros_like(weight), torch.zeros_like(weight)
-        if x.numel():  # as if mean and variance were constants: w s dy, sum (dy y), sum dy
-            towards, slopes, sums = torch.ops.aten.native_batch_norm_backward(
-                given, wide, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+        slopes, sums = torch.zeros_like(weight), torch.zeros_like(weight)
+        if x.numel():  # sum (dy y), sum dy
+            _, slopes, sums = torch.ops.aten.native_batch_norm_backward(
+                given, wide, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
             )
         average, slope = all_sum(torch.stack([sums, slopes])) / count
-        factor = -weight * (variance + ctx.eps).rsqrt()
-        through = F.batch_norm(wide, mean, variance, factor * slope, factor * average, eps=ctx.eps)
-        return (towards + through).to(gradient.dtype), slopes, sums, None
+        # In two passes over the rows:  dx = (a dy + c) + b x
+        scale = (variance + ctx.eps).rsqrt()
+        a = weight * scale
+        b = -a * scale * slope
+        c = -a * average - b * mean
+        a, b, c = (value.view(-1, *(1,) * (x.ndim - 2)) for value in (a, b, c))
+        return torch.addcmul(c, given, a).addcmul_(wide, b).to(gradient.dtype), slopes, sums, None
 
 
 def _moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
