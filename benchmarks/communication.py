@@ -38,6 +38,7 @@ from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.methods import RoPAWS
 from ropaws.methods.soft_nn import gather_support
 from ropaws.models import build_encoder
+from ropaws.processes import gradient_exchange
 from ropaws.terminal import Terminal
 from ropaws.training.loop import fit
 from ropaws.training.parts import prepare, stream_of
@@ -51,12 +52,12 @@ QUERIES, SUPPORTS, DIMS, CLASSES = 1024, 320, 128, 10  # of the posterior that i
 SENDERS = {
     "_Normalize.forward": "batch norm",
     "_Normalize.backward": "batch norm",
-    "GradientExchange._send": "gradients",
+    "GradientExchange._send_next": "gradients",
     "gather_support": "supports, both sides, with labels",
     "_AllGather.backward": "gradient of the gathered supports",
     "RoPAWS.posterior": "unlabeled targets, two views",
     "global_mean": "mean prediction, forward and backward",
-    "_AllMean.backward": "mean prediction, forward and backward",
+    "_AllSum.backward": "mean prediction, forward and backward",
     "_mean_losses": "loss for the log",
 }
 
@@ -177,8 +178,8 @@ def count_steps(config: RunConfig) -> dict[str, object]:
 
 
 def time_messages() -> dict[str, object]:
-    """Seconds of all-reduces by bytes that a process sends, and of small ones through sockets."""
-    size, sockets = distributed.place().size, distributed._local
+    """Seconds of all-reduces by bytes that a process sends, and of the ways within one machine."""
+    size, here = distributed.place().size, distributed._local
     rows = []
     for numbers in (64, 1024, 16_384, 262_144, 2_097_152):
         value = torch.zeros(numbers)
@@ -189,12 +190,17 @@ def time_messages() -> dict[str, object]:
     factors = np.linalg.lstsq(
         np.stack([1 / seconds, sent / seconds], axis=1), np.ones(len(rows)), rcond=None
     )[0]
-    small = torch.zeros(192)
+    within = {"socket": torch.zeros(192), "memory": torch.zeros(262_144)}
+    micro = {
+        f"{way}_microseconds": round(1e6 * _timed(lambda value=value: here.stack(value), 40))
+        for way, value in within.items()
+        if here is not None and here.suits(value)
+    }
     return {
         "gloo_microseconds": {f"{int(b)} bytes": round(1e6 * s) for b, s in rows},
         "gloo_latency_microseconds": round(1e6 * factors[0]),
         "gloo_megabytes_per_second": round(1 / factors[1] / MEGABYTE),
-        "socket_microseconds": round(1e6 * _timed(lambda: sockets.stack(small), 40)) if sockets else None,
+        **micro,
     }
 
 
@@ -239,7 +245,9 @@ def work(folder: Path) -> None:
         found: dict[str, object] = {"milliseconds": time_posterior()}
         if at.size > 1:
             found |= time_messages()
-            distributed._local = None  # so that every message is one of torch.distributed
+            gradient_exchange._gradient_group()
+            # So that every message is one of torch.distributed:
+            distributed._local = gradient_exchange._exchange = None
             found |= count_steps(demo_config(folder))
         if at.rank == 0:
             (folder / f"{at.size}.json").write_text(json.dumps(found))

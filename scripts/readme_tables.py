@@ -180,6 +180,7 @@ def messages() -> str:
         ("gloo, latency of an all-reduce, µs", "gloo_latency_microseconds"),
         ("gloo, MB/s", "gloo_megabytes_per_second"),
         ("socket, 768 bytes to each, µs", "socket_microseconds"),
+        ("shared memory, 1 MB to each, µs", "memory_microseconds"),
     ):
         rows.append([name, "-", *(f"{measured[size][key]:,}" for size in several)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

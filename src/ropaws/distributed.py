@@ -46,9 +46,16 @@ def planned(environment: Mapping[str, str]) -> Place:
 
 def place() -> Place:
     """Where this process stands among those that have joined."""
+    global _known
     if not (dist.is_available() and dist.is_initialized()):
         return Place()
-    return Place(dist.get_rank(), dist.get_world_size(), planned_place().local_rank)
+    if _known[0] is not dist.group.WORLD:  # asked many times in a step: the variables are read once
+        here = Place(dist.get_rank(), dist.get_world_size(), planned_place().local_rank)
+        _known = (dist.group.WORLD, here)
+    return _known[1]
+
+
+_known: tuple[Any, Place] = (None, Place())  # the processes that have joined, and this one's place
 
 
 @contextmanager
