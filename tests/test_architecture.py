@@ -154,6 +154,22 @@ def test_help_and_version_do_not_load_torch(option):
     assert not {"torch", "numpy"} & loaded
 
 
+def test_training_does_not_load_the_tracer_of_torch_compile(tmp_path):
+    """It takes over a second."""
+    code = """
+import dataclasses, sys
+from tests import tiny
+import ropaws
+data = tiny.write_data(sys.argv[1] + "/data.npz")
+config = tiny.config(data)
+config = dataclasses.replace(config, model=dataclasses.replace(config.model, backbone="wrn-28-2"))
+ropaws.train(config, sys.argv[1] + "/run")
+"""
+    loaded = loaded_by(f"sys.argv.append({str(tmp_path)!r})\n{code}")
+    assert (tmp_path / "run/model.safetensors").is_file()
+    assert "torch._dynamo" not in loaded
+
+
 def test_equations_know_no_device_process_randomness_or_logging():
     allowed = {"functools", "math", "collections", "typing", "torch", "ropaws"}
     assert {name.split(".")[0] for name in names(SOURCE / "equations.py")} <= allowed

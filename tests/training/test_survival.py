@@ -229,16 +229,16 @@ def shrink(config, root, classes):
     """The recipe as it is, but for size, batch, length and number of classes."""
     return replace(
         config,
-        data=replace(config.data, root=root, image_size=72, label_fraction=None, labels_per_class=None),
-        augment=replace(config.augment, size=64, small_size=32),
+        data=replace(config.data, root=root, image_size=40, label_fraction=None, labels_per_class=None),
+        augment=replace(config.augment, size=32, small_size=24),
         support=replace(config.support, classes=classes, images_per_class=2),
         train=replace(config.train, steps=3, batch=8, precision="fp32", checkpoint_every=2),
     )
 
 
-@pytest.mark.parametrize("recipe", ["imagenet-1", "semi-inat-pretrained"])
+@pytest.mark.parametrize("recipe", [pytest.param("imagenet-1", marks=pytest.mark.slow), "semi-inat-pretrained"])
 def test_large_scale_recipes_in_miniature(tmp_path, recipe):
-    """ResNet-50 at 64 px on generated images, two processes, three steps."""
+    """ResNet-50 at 32 px on generated images, two processes, three steps."""
     root = tmp_path / "data"
     names = [f"n{i:02d}" for i in range(5)] if recipe == "imagenet-1" else ["0", "1", "2", "3", "4"]
     train, test = ("imagenet/train", "imagenet/val") if recipe == "imagenet-1" else (

@@ -44,7 +44,7 @@ class WideResNet(nn.Module):
         self.norm = nn.BatchNorm2d(widths[-1])
         self.features = widths[-1]
         for module in self.modules():
-            if isinstance(module, nn.Conv2d):
+            if isinstance(module, nn.Conv2d) and not module.weight.is_meta:  # slow there, for nothing
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Optimizers and their settings: LARS as in PAWS, SGD as in the FixMatch family, Adam for heads."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -92,6 +93,7 @@ class LARS(torch.optim.Optimizer):
         trust: float = 0.001,
         eps: float = 1e-8,
     ) -> None:
+        _leave_out_tracer()
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
         super().__init__(params, defaults)
 
@@ -128,3 +130,14 @@ def _adapt(weight: Tensor, gradient: Tensor, decay: float, trust: float, eps: fl
     rate = trust * size / (slope + decay * size + eps)
     # A weight or gradient of zero gives no scale to go by: take the gradient as it is.
     return torch.where((size > 0) & (slope > 0), (gradient + decay * weight) * rate, gradient)
+
+
+def _leave_out_tracer() -> None:
+    """Save the second or more that loading torch.compile's tracer takes.
+
+    torch's optimizers load it at first use, only to keep it away from these methods; none is traced here.
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if method is not None and "torch._dynamo" not in sys.modules:
+            method.__dict__.setdefault("__dynamo_disable", method)
