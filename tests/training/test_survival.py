@@ -236,7 +236,9 @@ def shrink(config, root, classes):
     )
 
 
-@pytest.mark.parametrize("recipe", [pytest.param("imagenet-1", marks=pytest.mark.slow), "semi-inat-pretrained"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param("imagenet-1", marks=pytest.mark.slow), "semi-inat-pretrained"]
+)
 def test_large_scale_recipes_in_miniature(tmp_path, recipe):
     """ResNet-50 at 32 px on generated images, two processes, three steps."""
     root = tmp_path / "data"
