@@ -18,6 +18,7 @@ from ropaws.data.augment import Normalization
 from ropaws.data.corpus import Corpus
 from ropaws.data.files.reading import ImageFiles
 from ropaws.data.files.streaming import ImageStack
+from ropaws.data.loaders import BatchStream
 from ropaws.data.sources import DataConfig, load_corpus
 from ropaws.distributed import (
     Place,
@@ -378,27 +379,11 @@ def _fit(
     in_class: Tensor | None,
 ) -> None:
     """Drive the loop: save, log, show; stop between steps when asked to."""
-    writes = place().rank == 0
-    if parts.device.type == "cpu":
-        keep_freed_memory()
-    same_everywhere(parts.model)
-    if config.train.compile and not config.model.frozen:
-        encoder_of(parts.model).backbone.compile()  # in place: the names of the weights stay
-    total, every = config.train.steps, config.train.checkpoint_every
+    writes, total = place().rank == 0, config.train.steps
     stream = stream_of(config, parts)
     stream.unreadable.update(parts.corpus.unreadable)
-    steps = fit(
-        parts.model,
-        config.method,
-        stream.batches(start, total),
-        parts.optimizer,
-        learning_rate(config.optim, total),
-        parts.scaler,
-        stream.pool_pass,
-        None if in_class is None else in_class.to(parts.device),
-    )
     shown = show_progress(
-        steps,
+        _steps(config, parts, stream, start, in_class),
         title=method_name(config.method),
         start=start,
         total=total,
@@ -416,7 +401,7 @@ def _fit(
             if watch is not None and (advice := watch.advice()):
                 console.print(advice, highlight=False, soft_wrap=True)
             stop = any_process(request.signal is not None, parts.device)
-            if done % every == 0 or done == total or stop:
+            if done % config.train.checkpoint_every == 0 or done == total or stop:
                 if not weights_are_finite(parts.model):
                     what = "a weight is no longer finite"
                     raise TrainingDivergedError(what, taken.step, taken.losses, taken.rate)
@@ -432,6 +417,27 @@ def _fit(
     if writes:
         _finish(run, config, parts, console, len(stream.unreadable) - len(parts.corpus.unreadable))
     wait_for_all()
+
+
+def _steps(
+    config: RunConfig, parts: Parts, stream: BatchStream, start: int, in_class: Tensor | None
+) -> Iterator[Taken]:
+    """The loop, with the same weights in all processes."""
+    if parts.device.type == "cpu":
+        keep_freed_memory()
+    same_everywhere(parts.model)
+    if config.train.compile and not config.model.frozen:
+        encoder_of(parts.model).backbone.compile()  # in place: the names of the weights stay
+    return fit(
+        parts.model,
+        config.method,
+        stream.batches(start, config.train.steps),
+        parts.optimizer,
+        learning_rate(config.optim, config.train.steps),
+        parts.scaler,
+        stream.pool_pass,
+        None if in_class is None else in_class.to(parts.device),
+    )
 
 
 def _computes_alone(parts: Parts) -> bool:
