@@ -6,18 +6,31 @@ python benchmarks/busy.py --turns 5     quicker and rougher
 The threads of OpenMP meet after every operation. How long a thread spins before it sleeps until the others
 have come is fixed when torch is loaded, so each way of waiting is a process of its own. All are started once
 and take turns: for a quarter of a second one of them takes training steps while the others sleep. The load is
-stated: 0, 1 or 2 programs that compute without a pause, on one thread each. "ours" is what the command line
-sets.
+stated: 0, 1 or 2 programs that compute without a pause, on one thread each, or another training with torch's
+default threads. "ours" is what the command line sets.
 """
 
 import argparse
+import contextlib
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
 import torch
 from step_time import training_steps
-from timing import TurnTaker, answer_requests, median_ratio, programs_beside, turn_takers, write_results
+from timing import (
+    WAITING_VARIABLES,
+    TurnTaker,
+    answer_requests,
+    killed_at_the_end,
+    median_ratio,
+    programs_beside,
+    turn_takers,
+    write_results,
+)
 from torch import nn
 
 from ropaws import equations as eq
@@ -25,14 +38,16 @@ from ropaws.__main__ import WAITING
 from ropaws.training.hardware import keep_freed_memory
 
 TURN_SECONDS = 0.25
-LOADS = (0, 1, 2)
+TRAINING = "training"  # as a load
+LOADS = ("0", "1", "2", TRAINING)
 TASKS = ("demo", "head")
 # The environment of each way, before torch is loaded.
 WAYS: dict[str, dict[str, str]] = {
     "default": {},
     "ours": WAITING,
     "passive": {"OMP_WAIT_POLICY": "PASSIVE"},
-    **{f"spin {count}": {"GOMP_SPINCOUNT": str(count)} for count in (500, 1_000, 2_000, 4_000, 10_000)},
+    **{f"spin {count}": {**WAITING, "GOMP_SPINCOUNT": str(count)} for count in (1_000, 10_000, 30_000)},
+    "spin 3000 alone": {"GOMP_SPINCOUNT": "3000"},  # without the policy
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 
@@ -69,10 +84,23 @@ def child() -> None:
     answer_requests(take_steps)
 
 
-def measured(takers: dict[str, TurnTaker], task: str, load: int, turns: int) -> dict[str, object]:
+def train_forever() -> None:
+    step = training_steps("demo", channels=1, size=28, classes=5)["ropaws"]
+    while True:
+        step()
+
+
+def beside(load: str) -> contextlib.AbstractContextManager[object]:
+    if load == TRAINING:
+        plain = {name: value for name, value in os.environ.items() if name not in WAITING_VARIABLES}
+        return killed_at_the_end([subprocess.Popen([sys.executable, __file__, "--train"], env=plain)])
+    return programs_beside(int(load))
+
+
+def measured(takers: dict[str, TurnTaker], task: str, load: str, turns: int) -> dict[str, object]:
     """Steps per second of each way, and its speed against the default: medians over turns."""
     seconds: dict[str, list[float]] = {way: [] for way in takers}
-    with programs_beside(load):
+    with beside(load):
         for _ in range(turns):
             for way, taker in takers.items():
                 seconds[way].append(taker.ask(task))
@@ -90,10 +118,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--turns", type=int, default=25, help="turns of every way (default: 25)")
-    parser.add_argument("--loads", type=int, nargs="+", default=LOADS, help="programs beside (0 1 2)")
+    parser.add_argument("--loads", nargs="+", default=LOADS, choices=LOADS, help="beside (default: all)")
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS, help="default: all")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.train:
+        train_forever()
     if options.child:
         child()
         return

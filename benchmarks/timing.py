@@ -83,10 +83,13 @@ def answer_requests(answer: Callable[[str], object]) -> None:
         print(json.dumps(answer(line.strip())), flush=True)
 
 
-@contextlib.contextmanager
-def programs_beside(count: int) -> Iterator[None]:
+def programs_beside(count: int) -> contextlib.AbstractContextManager[None]:
     """A stated load: programs that compute without a pause, on one thread each."""
-    running = [subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM]) for _ in range(count)]
+    return killed_at_the_end([subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM]) for _ in range(count)])
+
+
+@contextlib.contextmanager
+def killed_at_the_end(running: Sequence[subprocess.Popen[Any]]) -> Iterator[None]:
     try:
         yield
     finally:

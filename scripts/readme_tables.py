@@ -122,18 +122,15 @@ def reference_step() -> str:
 def busy() -> str:
     """Speed of each way of waiting, against torch's default."""
     results = read("busy")
-    columns = {
-        f"{task}, {load} beside": f"{name}, {words}"
-        for task, name in (("demo", "small network"), ("head", "head on features"))
-        for load, words in ((0, "quiet"), (1, "one beside"), (2, "two beside"))
-    }
-    ways = list(results["demo, 0 beside"]["times_default"])
+    loads = {"0": "quiet", "1": "one beside", "2": "two beside", "training": "a training beside"}
+    ways = [way for way in results["demo, 0 beside"]["times_default"] if way != "default"]
     rows = [
-        [way, *(f"{results[column]['times_default'][way]:.2f}" for column in columns)]
-        for way in ways
-        if way != "default"
+        [f"{name}, {words}", *(f"{results[key]['times_default'][way]:.2f}" for way in ways)]
+        for task, name in (("demo", "small network"), ("head", "head on features"))
+        for load, words in loads.items()
+        if (key := f"{task}, {load} beside") in results
     ]
-    return table([["times as fast as torch's default", *columns.values()], *rows])
+    return table([["times as fast as torch's default", *ways], *rows])
 
 
 def posterior() -> str:
