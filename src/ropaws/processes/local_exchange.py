@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropaws.processes import cores
 from ropaws.processes.shared_rooms import Rooms, new_room, see_rooms
 
 SMALL = 1 << 15  # bytes: two messages fit into the buffer of a socket, so that sending never waits
@@ -41,6 +42,8 @@ class LocalExchange:
         self.seconds = seconds
         self._rooms: Rooms | None = None
         self._turn = 0
+        # Whoever spins on a core that another process needs keeps it from answering.
+        self._spin = SPIN if len(peers) < cores.available_cores() else 0.0
         for peer in peers.values():
             peer.setblocking(False)
 
@@ -100,7 +103,7 @@ class LocalExchange:
     def receive(self, other: int, room: memoryview | None = None) -> None:
         """Fill the room with what another process has sent; without one, wait for its sign."""
         room = memoryview(bytearray(len(SIGN))) if room is None else room
-        peer, end = self.peers[other], time.perf_counter() + SPIN
+        peer, end = self.peers[other], time.perf_counter() + self._spin
         with _naming(other):
             while room:
                 try:
