@@ -177,6 +177,8 @@ def all_sum(value: Tensor) -> Tensor:
     """Sum over the processes, with gradient."""
     if place().size == 1:
         return value
+    if not (torch.is_grad_enabled() and value.requires_grad):
+        return _sum(value)
     total: Tensor = _AllSum.apply(value)  # type: ignore[no-untyped-call]
     return total
 

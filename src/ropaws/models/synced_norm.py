@@ -24,7 +24,7 @@ class SyncedBatchNorm(_BatchNorm):
         if not self.training or place().size == 1:
             return super().forward(input)
         out, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
-        self._remember(mean, variance * count / (count - 1))
+        self._remember(mean, variance * (count / (count - 1)))
         result: Tensor = out
         return result
 
@@ -47,39 +47,45 @@ class _Normalize(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
         own_count = weight.new_tensor([x.numel() / x.shape[1]])
         parts = stack_constants(torch.cat([own_count, *_moments(x, weight)]))  # (processes, 1 + 2 channels)
         counts, means, variances = parts.split([1, x.shape[1], x.shape[1]], dim=1)
-        count = counts.sum()
-        mean = (counts * means).sum(dim=0) / count
+        count = sum(parts[:, 0].tolist())
+        shares = (counts / count).t()
+        mean = (shares @ means)[0]
         # Within the parts and between them: sums of squares of all would lose digits.
-        variance = (counts * (variances + (means - mean) ** 2)).sum(dim=0) / count
-        ctx.save_for_backward(x, weight, mean, variance, count)
-        ctx.eps = eps
+        apart = means - mean
+        variance = (shares @ torch.addcmul(variances, apart, apart))[0]
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps, ctx.count = eps, count
         out = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
-        ctx.mark_non_differentiable(mean, variance, count)
+        ctx.mark_non_differentiable(mean, variance)
         return out, mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """dx = w s (dy - sum dy / n - y sum (dy y) / n),  with y = s (x - mean), s = 1 / sqrt(var + eps)"""
-        x, weight, mean, variance, count = ctx.saved_tensors
+        x, weight, mean, variance = ctx.saved_tensors
         x, weight = x.detach(), weight.detach()
         wide, given = x.to(weight.dtype), gradient.to(weight.dtype)
-        slopes, sums = torch.zeros_like(weight), torch.zeros_like(weight)
         if x.numel():  # sum (dy y), sum dy
             _, slopes, sums = torch.ops.aten.native_batch_norm_backward(
                 given, wide, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
             )
-        average, slope = all_sum(torch.stack([sums, slopes])) / count
-        # In two passes over the rows:  dx = (a dy + c) + b x
+        else:
+            slopes, sums = torch.zeros_like(weight), torch.zeros_like(weight)
+        average, slope = all_sum(torch.stack([sums, slopes])) / ctx.count
+        # In two passes over the rows:  dx = (a dy + c) - b x
         scale = (variance + ctx.eps).rsqrt()
         a = weight * scale
-        b = -a * scale * slope
-        c = -a * average - b * mean
+        b = a * scale * slope
+        c = b * mean - a * average
         a, b, c = (value.view(-1, *(1,) * (x.ndim - 2)) for value in (a, b, c))
-        return torch.addcmul(c, given, a).addcmul_(wide, b).to(gradient.dtype), slopes, sums, None
+        towards = torch.addcmul(c, given, a).addcmul_(wide, b, value=-1)
+        return towards.to(gradient.dtype), slopes, sums, None
 
 
 def _moments(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
