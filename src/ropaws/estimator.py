@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import assert_all_finite, check_random_state
@@ -12,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ropaws.data.array_rows import ArrayRows
-from ropaws.data.features import FeatureRows, principal_components
+from ropaws.data.features import FeatureRows, main_axes, spread
 from ropaws.methods.propagation import VOTERS
 from ropaws.models.heads import main_directions
 from ropaws.training import feature_head
@@ -163,7 +164,7 @@ class RoPAWSClassifier(
         learned = learned_rows(known, settings.voters, settings.seed)
         if learned is not None:  # else all rows are looked at before anything is learned
             self._check_finite(X)
-        features = self._prepared(X, views, learned)
+        features = self._prepared(X, views, learned, turn=settings.head or X.shape[1] > feature_head.DIMS)
         where = np.flatnonzero(known if learned is None else known[learned])
         labeled = LabeledRows(torch.from_numpy(where), torch.from_numpy(numbers), len(self.classes_))
         trial = self._trial(features, labeled, settings)
@@ -176,8 +177,9 @@ class RoPAWSClassifier(
         winners = np.empty(len(X), np.int64)
         winners[known] = numbers
         if learned is None:
-            center = features.center[torch.from_numpy(~known)]
-            winners[~known] = filled(len(center), map(self._winners, center.split(BLOCK)), np.int64)
+            hidden = np.flatnonzero(~known)
+            parts = (self._winners(features[rows], rows) for rows in torch.from_numpy(hidden).split(BLOCK))
+            winners[hidden] = filled(len(hidden), parts, np.int64)
         else:
             np.copyto(winners, filled(len(X), map(self._winners, self._blocks(X)), np.int64), where=~known)
         self.transduction_ = self.classes_[winners]
@@ -267,7 +269,8 @@ class RoPAWSClassifier(
             Rows of unit length.
         """
         check_is_fitted(self)
-        return self._answers(X, self._classifier.embed)
+        embed, turn = self._classifier.embed, self._turn()
+        return self._answers(X, embed if turn is None else lambda part: embed(part) @ turn.T)
 
     @property
     def _n_features_out(self) -> int:
@@ -299,8 +302,8 @@ class RoPAWSClassifier(
             return HeadTrial(False, "head=None was asked for")
         return try_head(features, labeled, settings)
 
-    def _winners(self, part: Tensor) -> Tensor:
-        return self._classifier.classify(part).argmax(dim=1)
+    def _winners(self, part: Tensor, learned: Tensor | None = None) -> Tensor:
+        return self._classifier.classify(part, learned).argmax(dim=1)
 
     def _checked(self, X: Any, **more: Any) -> NDArray[Any]:  # noqa: N803
         """As an array; whether its values are finite is seen block by block."""
@@ -311,14 +314,23 @@ class RoPAWSClassifier(
         for start in range(0, len(X), BLOCK):
             assert_all_finite(X[start : start + BLOCK], input_name="X", estimator_name=name)
 
-    def _prepared(self, X: NDArray[Any], views: Any, learned: NDArray[np.int64] | None) -> FeatureRows:  # noqa: N803
-        """The rows that are learned from, in their main directions.
+    def _prepared(
+        self,
+        X: NDArray[Any],  # noqa: N803
+        views: Any,
+        learned: NDArray[np.int64] | None,
+        *,
+        turn: bool,
+    ) -> FeatureRows:
+        """The rows that are learned from, in their main directions; else, with all directions, just centered.
 
         Once for all trials: features of a network have a thousand dimensions, most of them nearly empty.
         """
         rows = ArrayRows(X, self._scaled, learned)
-        mean, components = principal_components(rows, min(feature_head.DIMS, X.shape[1]))
-        self._mean, self._components = mean.float(), components.float()
+        self._spread = spread(rows)
+        self._mean = self._spread.mean.float()
+        dims = min(feature_head.DIMS, X.shape[1])
+        self._components = main_axes(self._spread.covariance, dims).float() if turn else None
         center = torch.cat([self._project(part) for part in rows.blocks(BLOCK)])
         if views is None:
             return FeatureRows(center)
@@ -344,4 +356,16 @@ class RoPAWSClassifier(
 
     def _project(self, rows: Tensor) -> Tensor:
         """(n, ..., d)  ->  (n, ..., e)"""
+        if self._components is None:
+            return F.normalize(rows, dim=-1) - self._mean
         return main_directions(rows, self._mean, self._components)
+
+    def _turn(self) -> Tensor | None:
+        """To the main directions of the embedding, which only a trained head needs before.   ->  (e, e)"""
+        if (spread := self._classifier.spread) is None:
+            return None
+        dims = len(spread.mean)
+        if self._components is not None:
+            return main_axes(spread.covariance, dims).float()
+        first = main_axes(self._spread.covariance, dims)
+        return (main_axes(first @ spread.covariance @ first.T, dims) @ first).float()

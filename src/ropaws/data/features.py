@@ -4,6 +4,7 @@ import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -279,6 +280,8 @@ def check_features(values: Tensor, name: str = "features") -> None:
             f"{name} must be an array (n, d) of floating-point numbers, got {values.dtype}"
             f" {tuple(values.shape)}"
         )
+    if all(bool(part.sum().isfinite()) for part in values.split(CHECKED)):
+        return  # one value that is not finite would show in the sum
     parts = [(~part.isfinite()).any(dim=1) for part in values.split(CHECKED)]
     bad = torch.cat(parts).nonzero()
     if len(bad):
@@ -308,12 +311,21 @@ def _is_extreme(largest: Tensor) -> Tensor:
     return (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
 
 
-def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:
-    """Mean and main directions of the center features, scaled to unit length, from one pass over them.
+class Spread(NamedTuple):
+    """Of center features, scaled to unit length."""
 
-    Directions are unit rows by falling variance, each with its largest entry positive; rows of zeros where
-    there are fewer directions than asked for.   ->  (d,), (count, d) float64
-    """
+    mean: Tensor  # (d,) float64
+    covariance: Tensor  # (d, d) float64
+
+
+def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:
+    """Mean and main directions of the center features, scaled to unit length.   ->  (d,), (count, d) float64"""
+    found = spread(features, block=block)
+    return found.mean, main_axes(found.covariance, count)
+
+
+def spread(features: Features, *, block: int = 2048) -> Spread:
+    """Mean and covariance of the center features, scaled to unit length, from one pass over them."""
     dims = features.shape[1]
     total, products = torch.zeros(dims, dtype=torch.float64), torch.zeros(dims, dims, dtype=torch.float64)
     first = F.normalize(features[: min(block, len(features))], dim=1)
@@ -324,9 +336,18 @@ def principal_components(features: Features, count: int, *, block: int = 2048) -
         total += centered.sum(dim=0)
         products += centered.T @ centered
     shift = total / max(1, len(features))
-    _, vectors = torch.linalg.eigh(products / max(1, len(features)) - torch.outer(shift, shift))
+    covariance = products / max(1, len(features)) - torch.outer(shift, shift)
+    return Spread(offset.double() + shift, covariance)
+
+
+def main_axes(covariance: Tensor, count: int) -> Tensor:
+    """Unit rows by falling variance, each with its largest entry positive; rows of zeros where there are fewer.
+
+    (d, d)  ->  (count, d)
+    """
+    dims = len(covariance)
+    _, vectors = torch.linalg.eigh(covariance)
     components = vectors.T.flip(0)[:count]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
     components = torch.where(largest < 0, -components, components)
-    missing = torch.zeros(max(0, count - dims), dims, dtype=torch.float64)
-    return offset.double() + shift, torch.cat([components, missing])
+    return torch.cat([components, components.new_zeros(max(0, count - dims), dims)])

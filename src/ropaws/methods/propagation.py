@@ -42,6 +42,7 @@ class Voters(NamedTuple):
     points: Tensor  # (m, d) unit rows
     mass: Tensor  # (m, c) q(y|x) of each, at the fixed point or after the iterations asked for
     before: Tensor  # (m, c) one iteration earlier: what the other points read
+    heard: Tensor  # (m, c) the mass before the prior: what a voter hears from the labels and the others
 
 
 def solve_voters(
@@ -73,29 +74,35 @@ def solve_voters(
     def blocks() -> Iterable[Votes]:
         return _vote_blocks(points, support, weights, kernel, memory, prior) if kept is None else kept
 
-    first = [(_heard(votes.to_support, labels), votes.to_unlabeled.sum(dim=1)) for votes in blocks()]
-    start = torch.cat([mass for mass, _ in first])
-    rho = float(torch.cat([sums for _, sums in first]).amax())  # the error shrinks by it each step
+    first = [(_heard(votes.to_support, labels), votes.to_unlabeled.sum(1), votes.inside) for votes in blocks()]
+    told, sums, inside = map(torch.cat, zip(*first, strict=True))  # told: S p, what the labels say
+
+    def hear(mass: Tensor) -> Tensor:
+        return told + torch.cat([_heard(votes.to_unlabeled, mass) for votes in blocks()])
+
+    rho = float((inside.squeeze(1) * sums).amax())  # the error shrinks by it each step
     if iterations is None and rho > SLOW and len(points) <= SOLVED:
-        whole = Votes(*map(torch.cat, zip(*blocks(), strict=True)))
-        mass = eq.propagate(whole.to_support, whole.to_unlabeled, labels)
-        return Voters(points, mass, mass)
-    before, mass = torch.zeros_like(start), start
+        scaled = [(votes.inside * votes.to_support, votes.inside * votes.to_unlabeled) for votes in blocks()]
+        mass = eq.propagate(*map(torch.cat, zip(*scaled, strict=True)), labels)
+        return Voters(points, mass, mass, hear(mass))
+    before, heard, mass = torch.zeros_like(told), told, inside * told
     for _ in range(most if iterations is None else iterations - 1):
-        before, mass = mass, start + torch.cat([_heard(votes.to_unlabeled, mass) for votes in blocks()])
+        before, heard = mass, hear(mass)
+        mass = inside * heard
         # What is left of the way is at most movement * rho / (1 - rho).
         movement = float((mass - before).abs().amax())
         if iterations is None and movement * rho <= tolerance * (1 - rho):
             before = mass  # at the fixed point
             break
-    return Voters(points, mass, before)
+    return Voters(points, mass, before, heard)
 
 
 class Votes(NamedTuple):
-    """A block of rows of [s_l | s_u], times the prior."""
+    """A block of rows of [s_l | s_u], and the prior by which what they hear is multiplied."""
 
     to_support: Tensor  # (b, s)
     to_unlabeled: Tensor  # (b, m)
+    inside: Tensor  # (b, 1)
 
 
 def _vote_blocks(
@@ -113,10 +120,13 @@ def _vote_blocks(
             rows=rows,
             support_weights=weights,
         )
-        inside = prior[rows] if prior is not None else None
-        if inside is None and kernel.prior_temperature is not None:
+        if prior is not None:
+            inside = prior[rows]
+        elif kernel.prior_temperature is not None:
             inside = eq.in_domain_prior(points[rows], support, temperature=kernel.prior_temperature)
-        yield Votes(*votes) if inside is None else Votes(*(part.mul_(inside[:, None]) for part in votes))
+        else:
+            inside = votes[0].new_ones(len(votes[0]))
+        yield Votes(*votes, inside[:, None])
 
 
 def _heard(votes: Tensor, beliefs: Tensor) -> Tensor:

@@ -66,6 +66,24 @@ class ComponentsHead(nn.Linear):
         return super().forward(features)
 
 
+class CenteredHead(nn.Module):
+    """Unit rows around their mean: a ComponentsHead as it starts, but for a turn of all rows together.
+
+    Nearest neighbors do not change when all rows turn. mean (d,)
+    """
+
+    mean: Tensor
+
+    def __init__(self, mean: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.out_features = len(mean)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, d)  ->  (n, d)"""
+        return F.normalize(features, dim=-1) - self.mean
+
+
 def main_directions(features: Tensor, mean: Tensor, components: Tensor) -> Tensor:
     """Unit rows around the mean, in their main directions.   (..., inputs)  ->  (..., d)"""
     return (F.normalize(features, dim=-1) - mean) @ components.T
