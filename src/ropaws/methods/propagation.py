@@ -19,9 +19,10 @@ from ropaws import equations as eq
 
 VOTERS = 1024  # four mini-batches of the paper's CIFAR runs; more change little
 MEMORY = 1 << 25  # bytes of votes that are kept from one iteration to the next
-BLOCK = 1 << 22  # bytes of a block of votes: small ones stay in a CPU's cache
+BLOCK = 1 << 23  # bytes of a block of votes: small ones stay in a CPU's cache
 COPIES = 4  # of a block of votes that the softmax needs at once
 LEAST_BLOCK = 16
+EVEN = 64  # larger blocks have a multiple of so many rows, which BLAS divides evenly among threads
 ONE_BY_ONE, FOLDS = 40, 20  # labels up to which each is held out alone; else the number of parts
 SLOW, SOLVED = 0.98, 4096  # slower than this, up to that many points are solved in closed form
 
@@ -138,7 +139,8 @@ def _heard(votes: Tensor, beliefs: Tensor) -> Tensor:
 
 
 def _block_rows(columns: int, memory: int) -> int:
-    return max(LEAST_BLOCK, min(memory, BLOCK) // (4 * COPIES * columns))
+    rows = max(LEAST_BLOCK, min(memory, BLOCK) // (4 * COPIES * columns))
+    return rows if rows < EVEN else rows - rows % EVEN
 
 
 def ask_voters(
