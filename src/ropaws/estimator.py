@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import assert_all_finite, check_random_state
@@ -13,16 +12,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ropaws.data.array_rows import ArrayRows
-from ropaws.data.features import FeatureRows, main_axes, spread
+from ropaws.data.features import FeatureRows
 from ropaws.methods.propagation import VOTERS
-from ropaws.models.heads import main_directions
-from ropaws.training import feature_head
 from ropaws.training.feature_arrays import (
     BLOCK,
     check_views,
     checked_labels,
     filled,
     learned_rows,
+    projection,
     scaled_rows,
 )
 from ropaws.training.feature_classifier import (
@@ -164,7 +162,7 @@ class RoPAWSClassifier(
         learned = learned_rows(known, settings.voters, settings.seed)
         if learned is not None:  # else all rows are looked at before anything is learned
             self._check_finite(X)
-        features = self._prepared(X, views, learned, turn=settings.head or X.shape[1] > feature_head.DIMS)
+        features = self._prepared(X, views, learned)
         where = np.flatnonzero(known if learned is None else known[learned])
         labeled = LabeledRows(torch.from_numpy(where), torch.from_numpy(numbers), len(self.classes_))
         trial = self._trial(features, labeled, settings)
@@ -269,8 +267,7 @@ class RoPAWSClassifier(
             Rows of unit length.
         """
         check_is_fitted(self)
-        embed, turn = self._classifier.embed, self._turn()
-        return self._answers(X, embed if turn is None else lambda part: embed(part) @ turn.T)
+        return self._answers(X, self._classifier.embed)
 
     @property
     def _n_features_out(self) -> int:
@@ -314,23 +311,13 @@ class RoPAWSClassifier(
         for start in range(0, len(X), BLOCK):
             assert_all_finite(X[start : start + BLOCK], input_name="X", estimator_name=name)
 
-    def _prepared(
-        self,
-        X: NDArray[Any],  # noqa: N803
-        views: Any,
-        learned: NDArray[np.int64] | None,
-        *,
-        turn: bool,
-    ) -> FeatureRows:
-        """The rows that are learned from, in their main directions; else, with all directions, just centered.
+    def _prepared(self, X: NDArray[Any], views: Any, learned: NDArray[np.int64] | None) -> FeatureRows:  # noqa: N803
+        """The rows that are learned from, in their main directions.
 
         Once for all trials: features of a network have a thousand dimensions, most of them nearly empty.
         """
-        rows = ArrayRows(X, self._scaled, learned)
-        self._spread = spread(rows)
-        self._mean = self._spread.mean.float()
-        dims = min(feature_head.DIMS, X.shape[1])
-        self._components = main_axes(self._spread.covariance, dims).float() if turn else None
+        self._project = projection(ArrayRows(X, self._scaled, learned), trained=self.head is not None)
+        rows = ArrayRows(X, scaled_rows, learned)  # finite, as has been seen
         center = torch.cat([self._project(part) for part in rows.blocks(BLOCK)])
         if views is None:
             return FeatureRows(center)
@@ -348,24 +335,8 @@ class RoPAWSClassifier(
         return filled(len(X), map(answer, self._blocks(X)), kind)
 
     def _blocks(self, X: NDArray[Any]) -> Iterator[Tensor]:  # noqa: N803
-        return map(self._project, ArrayRows(X, self._scaled).blocks(BLOCK))
+        return (self._project(part) for part in ArrayRows(X, self._scaled).blocks(BLOCK))
 
     def _scaled(self, rows: NDArray[Any]) -> Tensor:
         self._check_finite(rows)
         return scaled_rows(rows)
-
-    def _project(self, rows: Tensor) -> Tensor:
-        """(n, ..., d)  ->  (n, ..., e)"""
-        if self._components is None:
-            return F.normalize(rows, dim=-1) - self._mean
-        return main_directions(rows, self._mean, self._components)
-
-    def _turn(self) -> Tensor | None:
-        """To the main directions of the embedding, which only a trained head needs before.   ->  (e, e)"""
-        if (spread := self._classifier.spread) is None:
-            return None
-        dims = len(spread.mean)
-        if self._components is not None:
-            return main_axes(spread.covariance, dims).float()
-        first = main_axes(self._spread.covariance, dims)
-        return (main_axes(first @ spread.covariance @ first.T, dims) @ first).float()

@@ -4,7 +4,6 @@ import functools
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -311,21 +310,20 @@ def _is_extreme(largest: Tensor) -> Tensor:
     return (largest > 0) & ((largest > MODERATE) | (largest < 1 / MODERATE))
 
 
-class Spread(NamedTuple):
-    """Of center features, scaled to unit length."""
-
-    mean: Tensor  # (d,) float64
-    covariance: Tensor  # (d, d) float64
+def unit_mean(features: Features, *, block: int = 2048) -> Tensor:
+    """Mean of the center features, scaled to unit length.   ->  (d,) float64"""
+    total = torch.zeros(features.shape[1], dtype=torch.float64)
+    for start in range(0, len(features), block):
+        total += F.normalize(features[start : start + block], dim=1).sum(dim=0)
+    return total / max(1, len(features))
 
 
 def principal_components(features: Features, count: int, *, block: int = 2048) -> tuple[Tensor, Tensor]:
-    """Mean and main directions of the center features, scaled to unit length.   ->  (d,), (count, d) float64"""
-    found = spread(features, block=block)
-    return found.mean, main_axes(found.covariance, count)
+    """Mean and main directions of the center features, scaled to unit length, from one pass over them.
 
-
-def spread(features: Features, *, block: int = 2048) -> Spread:
-    """Mean and covariance of the center features, scaled to unit length, from one pass over them."""
+    Directions are unit rows by falling variance, each with its largest entry positive; rows of zeros where
+    there are fewer directions than asked for.   ->  (d,), (count, d) float64
+    """
     dims = features.shape[1]
     total, products = torch.zeros(dims, dtype=torch.float64), torch.zeros(dims, dims, dtype=torch.float64)
     first = F.normalize(features[: min(block, len(features))], dim=1)
@@ -336,18 +334,9 @@ def spread(features: Features, *, block: int = 2048) -> Spread:
         total += centered.sum(dim=0)
         products += centered.T @ centered
     shift = total / max(1, len(features))
-    covariance = products / max(1, len(features)) - torch.outer(shift, shift)
-    return Spread(offset.double() + shift, covariance)
-
-
-def main_axes(covariance: Tensor, count: int) -> Tensor:
-    """Unit rows by falling variance, each with its largest entry positive; rows of zeros where there are fewer.
-
-    (d, d)  ->  (count, d)
-    """
-    dims = len(covariance)
-    _, vectors = torch.linalg.eigh(covariance)
+    _, vectors = torch.linalg.eigh(products / max(1, len(features)) - torch.outer(shift, shift))
     components = vectors.T.flip(0)[:count]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
     components = torch.where(largest < 0, -components, components)
-    return torch.cat([components, components.new_zeros(max(0, count - dims), dims)])
+    missing = torch.zeros(max(0, count - dims), dims, dtype=torch.float64)
+    return offset.double() + shift, torch.cat([components, missing])

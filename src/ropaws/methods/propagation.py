@@ -69,22 +69,23 @@ def solve_voters(
         raise ValueError(f"iterations must be None (fixed point) or at least 1, got {iterations}")
     labels = labels.to(points.dtype)
     weights = class_balance(labels)
+    inside = _inside(points, support, kernel, memory) if prior is None else prior[:, None]
     fits = 4 * len(points) * (len(points) + len(support)) <= memory
-    kept = list(_vote_blocks(points, support, weights, kernel, memory, prior)) if fits else None
+    kept = list(_vote_blocks(points, support, weights, kernel, memory)) if fits else None
 
     def blocks() -> Iterable[Votes]:
-        return _vote_blocks(points, support, weights, kernel, memory, prior) if kept is None else kept
+        return _vote_blocks(points, support, weights, kernel, memory) if kept is None else kept
 
-    first = [(_heard(votes.to_support, labels), votes.to_unlabeled.sum(1), votes.inside) for votes in blocks()]
-    told, sums, inside = map(torch.cat, zip(*first, strict=True))  # told: S p, what the labels say
+    first = [(_heard(votes.to_support, labels), votes.to_unlabeled.sum(dim=1)) for votes in blocks()]
+    told, sums = map(torch.cat, zip(*first, strict=True))  # told: S p, what the labels say
 
     def hear(mass: Tensor) -> Tensor:
         return told + torch.cat([_heard(votes.to_unlabeled, mass) for votes in blocks()])
 
     rho = float((inside.squeeze(1) * sums).amax())  # the error shrinks by it each step
     if iterations is None and rho > SLOW and len(points) <= SOLVED:
-        scaled = [(votes.inside * votes.to_support, votes.inside * votes.to_unlabeled) for votes in blocks()]
-        mass = eq.propagate(*map(torch.cat, zip(*scaled, strict=True)), labels)
+        to_support, to_unlabeled = map(torch.cat, zip(*blocks(), strict=True))
+        mass = eq.propagate(to_support.mul_(inside), to_unlabeled.mul_(inside), labels)
         return Voters(points, mass, mass, hear(mass))
     before, heard, mass = torch.zeros_like(told), told, inside * told
     for _ in range(most if iterations is None else iterations - 1):
@@ -99,15 +100,14 @@ def solve_voters(
 
 
 class Votes(NamedTuple):
-    """A block of rows of [s_l | s_u], and the prior by which what they hear is multiplied."""
+    """A block of rows of [s_l | s_u]."""
 
     to_support: Tensor  # (b, s)
     to_unlabeled: Tensor  # (b, m)
-    inside: Tensor  # (b, 1)
 
 
 def _vote_blocks(
-    points: Tensor, support: Tensor, weights: Tensor, kernel: Kernel, memory: int, prior: Tensor | None
+    points: Tensor, support: Tensor, weights: Tensor, kernel: Kernel, memory: int
 ) -> Iterator[Votes]:
     size = _block_rows(len(points) + len(support), memory)
     for start in range(0, len(points), size):
@@ -121,13 +121,16 @@ def _vote_blocks(
             rows=rows,
             support_weights=weights,
         )
-        if prior is not None:
-            inside = prior[rows]
-        elif kernel.prior_temperature is not None:
-            inside = eq.in_domain_prior(points[rows], support, temperature=kernel.prior_temperature)
-        else:
-            inside = votes[0].new_ones(len(votes[0]))
-        yield Votes(*votes, inside[:, None])
+        yield Votes(*votes)
+
+
+def _inside(points: Tensor, support: Tensor, kernel: Kernel, memory: int) -> Tensor:
+    """The prior of each point.   ->  (m, 1)"""
+    if kernel.prior_temperature is None:
+        return points.new_ones(len(points), 1)
+    parts = points.split(_block_rows(len(support), memory))
+    found = [eq.in_domain_prior(part, support, temperature=kernel.prior_temperature) for part in parts]
+    return torch.cat(found)[:, None]
 
 
 def _heard(votes: Tensor, beliefs: Tensor) -> Tensor:

@@ -67,9 +67,9 @@ class ComponentsHead(nn.Linear):
 
 
 class CenteredHead(nn.Module):
-    """Unit rows around their mean: a ComponentsHead as it starts, but for a turn of all rows together.
+    """Unit rows around a mean (d,): a ComponentsHead as it starts, but for a turn of all rows together.
 
-    Nearest neighbors do not change when all rows turn. mean (d,)
+    Neighbors stay the same when all rows turn, so where nothing is trained no directions are computed.
     """
 
     mean: Tensor
@@ -81,12 +81,13 @@ class CenteredHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """(n, d)  ->  (n, d)"""
-        return F.normalize(features, dim=-1) - self.mean
+        return main_directions(features, self.mean, None)
 
 
-def main_directions(features: Tensor, mean: Tensor, components: Tensor) -> Tensor:
-    """Unit rows around the mean, in their main directions.   (..., inputs)  ->  (..., d)"""
-    return (F.normalize(features, dim=-1) - mean) @ components.T
+def main_directions(features: Tensor, mean: Tensor, components: Tensor | None) -> Tensor:
+    """Unit rows around the mean, in their main directions, or as they are.   (..., inputs)  ->  (..., d)"""
+    centered = F.normalize(features, dim=-1) - mean
+    return centered if components is None else centered @ components.T
 
 
 def linear_head(inputs: int, outputs: int) -> nn.Sequential:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws import equations as eq
 from ropaws.batch import Outputs, Share
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.corpus import Images
-from ropaws.data.features import FeatureRows, principal_components, spread
+from ropaws.data.features import FeatureRows, principal_components, unit_mean
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.methods import LabeledEmbeddings, Method, RoPAWS
 from ropaws.methods.confidence import mixed_probs
@@ -92,6 +93,12 @@ def start_encoder(features: FeatureRows) -> Encoder:
     return encoder
 
 
+def centered_encoder(features: FeatureRows) -> Encoder:
+    """The same neighbors, of an encoder that is not to be trained."""
+    head = nn.Sequential(CenteredHead(unit_mean(features).float()))
+    return Encoder(KnownFeatures(features.shape[1]), head, nn.Identity(), frozen=True)
+
+
 def train_head(
     encoder: Encoder,
     features: FeatureRows,
@@ -166,12 +173,8 @@ class FeatureClassifier:
     ) -> None:
         self.settings = settings
         self.classes = labeled.classes
-        self.spread = None if settings.head else spread(features)
-        if self.spread is not None:
-            head = nn.Sequential(CenteredHead(self.spread.mean.float()))
-            self.encoder = Encoder(KnownFeatures(features.shape[1]), head, nn.Identity(), frozen=True)
-        else:
-            self.encoder = start_encoder(features)
+        self.encoder = start_encoder(features) if settings.head else centered_encoder(features)
+        if settings.head:
             train_head(
                 self.encoder,
                 features,
@@ -191,8 +194,7 @@ class FeatureClassifier:
     def embed(self, features: Tensor) -> Tensor:
         """Unit rows in which neighbors are compared.   (n, d)  ->  (n, e)"""
         with torch.no_grad():
-            embedded: Tensor = self.encoder([features])[0].h
-        return embedded
+            return F.normalize(self.encoder.trained_features(features), dim=1)
 
     def predict(self, features: Tensor) -> Outputs:
         """What the classifier says of rows.   (n, d)  ->  Outputs of n rows; probs are given in-class"""

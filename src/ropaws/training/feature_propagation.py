@@ -29,7 +29,7 @@ class Propagation:
         return cls(support, replace(kernel, prior_temperature=None), rows, voters)
 
     def probs(self, embedding: Tensor) -> Tensor:
-        """Of the classes, given in-class: the prior scales a row, and the classes alike.   (n, d)  ->  (n, c)"""
+        """Of the classes, given in-class: a prior scales all classes of a row alike.   (n, d)  ->  (n, c)"""
         support, labels = self.support.embeddings, self.support.one_hot
         return _given_in_class(ask_voters(embedding, support, labels, self.voters, self.kernel))
 
