@@ -22,6 +22,7 @@ MEMORY = 1 << 25  # bytes of votes that are kept from one iteration to the next
 BLOCK = 1 << 23  # bytes of a block of votes: small ones stay in a CPU's cache
 COPIES = 4  # of a block of votes that the softmax needs at once
 LEAST_BLOCK = 16
+PADDING = 16  # numbers between rows of votes: a cache holds few rows that begin a power of two apart
 EVEN = 64  # larger blocks have a multiple of so many rows, which BLAS divides evenly among threads
 ONE_BY_ONE, FOLDS = 40, 20  # labels up to which each is held out alone; else the number of parts
 SLOW, SOLVED = 0.98, 4096  # slower than this, up to that many points are solved in closed form
@@ -71,21 +72,25 @@ def solve_voters(
     weights = class_balance(labels)
     inside = _inside(points, support, kernel, memory) if prior is None else prior[:, None]
     fits = 4 * len(points) * (len(points) + len(support)) <= memory
-    kept = list(_vote_blocks(points, support, weights, kernel, memory)) if fits else None
+    kept = points.new_empty(len(points), len(points) + PADDING)[:, : len(points)] if fits else None
+    told, sums = torch.empty_like(labels[:0]), points.new_empty(0)  # told: S p, what the labels say
+    for votes in _vote_blocks(points, support, weights, kernel, memory):
+        if kept is not None:
+            kept[len(told) : len(told) + len(votes.to_unlabeled)] = votes.to_unlabeled
+        told = torch.cat([told, _heard(votes.to_support, labels)])
+        sums = torch.cat([sums, votes.to_unlabeled.sum(dim=1)])
 
-    def blocks() -> Iterable[Votes]:
-        return _vote_blocks(points, support, weights, kernel, memory) if kept is None else kept
-
-    first = [(_heard(votes.to_support, labels), votes.to_unlabeled.sum(dim=1)) for votes in blocks()]
-    told, sums = map(torch.cat, zip(*first, strict=True))  # told: S p, what the labels say
+    def blocks() -> Iterable[Tensor]:
+        anew = _vote_blocks(points, support, weights, kernel, memory)
+        return (votes.to_unlabeled for votes in anew) if kept is None else [kept]
 
     def hear(mass: Tensor) -> Tensor:
-        return told + torch.cat([_heard(votes.to_unlabeled, mass) for votes in blocks()])
+        return told + torch.cat([_heard(votes, mass) for votes in blocks()])
 
     rho = float((inside.squeeze(1) * sums).amax())  # the error shrinks by it each step
     if iterations is None and rho > SLOW and len(points) <= SOLVED:
-        to_support, to_unlabeled = map(torch.cat, zip(*blocks(), strict=True))
-        mass = eq.propagate(to_support.mul_(inside), to_unlabeled.mul_(inside), labels)
+        classes = torch.eye(labels.shape[1], dtype=points.dtype)  # what is told is S p already
+        mass = eq.propagate(inside * told, torch.cat(list(blocks())).mul_(inside), classes)
         return Voters(points, mass, mass, hear(mass))
     before, heard, mass = torch.zeros_like(told), told, inside * told
     for _ in range(most if iterations is None else iterations - 1):
