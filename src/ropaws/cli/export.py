@@ -29,8 +29,8 @@ class Export:
     run: tyro.conf.Positional[Path]
     """A run folder."""
     format: Literal["onnx", "torch", "auto"] = "auto"
-    """onnx, for onnxruntime and others; torch, a .pt2 file for torch.export.load. auto is onnx, or no such file
-    with --card."""
+    """onnx, for onnxruntime and others; torch, a .pt2 file for torch.export.load. auto is onnx, or no such
+    file with --card."""
     out: Path | None = None
     """The file; by default model.onnx or model.pt2 in the run folder. With --card alone: the card."""
     card: bool = False
