@@ -256,6 +256,8 @@ class RoPAWSClassifier(
     def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Embed rows: those of one class lie close together.
 
+        Without a head these are the centered rows themselves, or their 256 main directions if there are more.
+
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)

@@ -73,12 +73,12 @@ def solve_voters(
     inside = _inside(points, support, kernel, memory) if prior is None else prior[:, None]
     fits = 4 * len(points) * (len(points) + len(support)) <= memory
     kept = points.new_empty(len(points), len(points) + PADDING)[:, : len(points)] if fits else None
-    told, sums = torch.empty_like(labels[:0]), points.new_empty(0)  # told: S p, what the labels say
+    first = []
     for votes in _vote_blocks(points, support, weights, kernel, memory):
+        first.append((_heard(votes.to_support, labels), votes.to_unlabeled.sum(dim=1)))
         if kept is not None:
-            kept[len(told) : len(told) + len(votes.to_unlabeled)] = votes.to_unlabeled
-        told = torch.cat([told, _heard(votes.to_support, labels)])
-        sums = torch.cat([sums, votes.to_unlabeled.sum(dim=1)])
+            kept[votes.rows] = votes.to_unlabeled
+    told, sums = map(torch.cat, zip(*first, strict=True))  # told: S p, what the labels say
 
     def blocks() -> Iterable[Tensor]:
         anew = _vote_blocks(points, support, weights, kernel, memory)
@@ -89,7 +89,7 @@ def solve_voters(
 
     rho = float((inside.squeeze(1) * sums).amax())  # the error shrinks by it each step
     if iterations is None and rho > SLOW and len(points) <= SOLVED:
-        classes = torch.eye(labels.shape[1], dtype=points.dtype)  # what is told is S p already
+        classes = torch.eye(labels.shape[1], dtype=points.dtype, device=points.device)  # told is S p already
         mass = eq.propagate(inside * told, torch.cat(list(blocks())).mul_(inside), classes)
         return Voters(points, mass, mass, hear(mass))
     before, heard, mass = torch.zeros_like(told), told, inside * told
@@ -107,6 +107,7 @@ def solve_voters(
 class Votes(NamedTuple):
     """A block of rows of [s_l | s_u]."""
 
+    rows: slice
     to_support: Tensor  # (b, s)
     to_unlabeled: Tensor  # (b, m)
 
@@ -126,7 +127,7 @@ def _vote_blocks(
             rows=rows,
             support_weights=weights,
         )
-        yield Votes(*votes)
+        yield Votes(rows, *votes)
 
 
 def _inside(points: Tensor, support: Tensor, kernel: Kernel, memory: int) -> Tensor:

@@ -34,7 +34,7 @@ class Propagation:
         return _given_in_class(ask_voters(embedding, support, labels, self.voters, self.kernel))
 
     def learned_probs(self, rows: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """The same of rows that were learned from: voters are not asked again.
+        """The same up to the solver's tolerance, of rows that were learned from: no voter is asked again.
 
         At the fixed point what a voter believes is what it hears, times its prior. So its own vote, which
         counts where it is asked like any other row, changes the total alone.
