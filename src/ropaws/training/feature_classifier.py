@@ -203,8 +203,8 @@ class FeatureClassifier:
     def classify(self, features: Tensor, learned: Tensor | None = None) -> Tensor:
         """Class probabilities, given in-class.   (n, d)  ->  (n, c)
 
-        learned (n,): where these are rows that it was fitted to, their positions. The answers are the same up to
-        the tolerance of the solution, and known already for those that vote.
+        learned (n,): where these are rows that it was fitted to, their positions. The answers are the same
+        up to the tolerance of the solution, and known already for those that vote.
         """
         probs = self._neighbor_probs(features, learned)
         if self.prior is None:
