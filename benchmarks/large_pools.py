@@ -1,6 +1,6 @@
 """Pools that do not fit into memory: seconds and memory up to ten million rows of 128, memory-mapped.
 
-python benchmarks/large_pools.py [--largest 10000000] [--work FOLDER] [--only estimator ...]
+python benchmarks/large_pools.py [--largest 10000000] [--work FOLDER] [--only TASK ...] [--sizes ROWS ...]
 
 The rows are those of the embedded garments (128 principal components of the pixels) over and over, each with
 noise of its own: real in kind, but for time and memory only; accuracy is in propagation.py. One file of
@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=max(SIZES))
     parser.add_argument("--work", type=Path, default=Path("runs/large_pools"))
     parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK")
+    parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES), metavar="ROWS")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -180,7 +181,7 @@ def main() -> None:
         return
     prepare(options.work, options.largest)
     for task in options.only:
-        for count in SIZES:
+        for count in options.sizes:
             found = read_results("propagation").get("scale", {})
             measured = found.setdefault(task, {}).setdefault("rows", {})
             if count > options.largest or (str(count) in measured and not options.again):
@@ -193,7 +194,7 @@ def main() -> None:
             measured[str(count)] = json.loads(told.splitlines()[-1])
             found[task]["slope"] = slope(measured) if len(measured) > 1 else None
             write_results("propagation", {"scale": found})
-    if set(options.only) == set(TASKS):
+    if set(options.only) == set(TASKS) and set(options.sizes) == set(SIZES):
         shutil.rmtree(options.work)
 
 

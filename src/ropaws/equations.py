@@ -319,7 +319,9 @@ def neighbor_weights(
         positions = torch.arange(len(queries), device=queries.device)
         own = positions[rows]
         to_unlabeled[torch.arange(len(own), device=own.device), own] = -math.inf
-    votes = torch.cat([to_support, to_unlabeled], dim=1).softmax(dim=1)
+    logits = torch.cat([to_support, to_unlabeled], dim=1)
+    del to_support, to_unlabeled  # in large blocks three copies take longer than two
+    votes = logits.softmax(dim=1)
     return votes[:, : len(support)], votes[:, len(support) :]
 
 

@@ -12,16 +12,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from ropaws.data.array_rows import ArrayRows
-from ropaws.data.features import FeatureRows, principal_components
+from ropaws.data.features import FeatureRows
 from ropaws.methods.propagation import VOTERS
-from ropaws.models.heads import main_directions
-from ropaws.training import feature_head
 from ropaws.training.feature_arrays import (
     BLOCK,
     check_views,
     checked_labels,
     filled,
     learned_rows,
+    projection,
     scaled_rows,
 )
 from ropaws.training.feature_classifier import (
@@ -176,8 +175,9 @@ class RoPAWSClassifier(
         winners = np.empty(len(X), np.int64)
         winners[known] = numbers
         if learned is None:
-            center = features.center[torch.from_numpy(~known)]
-            winners[~known] = filled(len(center), map(self._winners, center.split(BLOCK)), np.int64)
+            hidden = np.flatnonzero(~known)
+            parts = (self._winners(features[rows], rows) for rows in torch.from_numpy(hidden).split(BLOCK))
+            winners[hidden] = filled(len(hidden), parts, np.int64)
         else:
             np.copyto(winners, filled(len(X), map(self._winners, self._blocks(X)), np.int64), where=~known)
         self.transduction_ = self.classes_[winners]
@@ -256,6 +256,8 @@ class RoPAWSClassifier(
     def transform(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Embed rows: those of one class lie close together.
 
+        Without a head these are the centered rows themselves, or their 256 main directions if there are more.
+
         Parameters
         ----------
         X : array-like of shape (n_samples, n_features)
@@ -299,8 +301,8 @@ class RoPAWSClassifier(
             return HeadTrial(False, "head=None was asked for")
         return try_head(features, labeled, settings)
 
-    def _winners(self, part: Tensor) -> Tensor:
-        return self._classifier.classify(part).argmax(dim=1)
+    def _winners(self, part: Tensor, learned: Tensor | None = None) -> Tensor:
+        return self._classifier.classify(part, learned).argmax(dim=1)
 
     def _checked(self, X: Any, **more: Any) -> NDArray[Any]:  # noqa: N803
         """As an array; whether its values are finite is seen block by block."""
@@ -316,9 +318,8 @@ class RoPAWSClassifier(
 
         Once for all trials: features of a network have a thousand dimensions, most of them nearly empty.
         """
-        rows = ArrayRows(X, self._scaled, learned)
-        mean, components = principal_components(rows, min(feature_head.DIMS, X.shape[1]))
-        self._mean, self._components = mean.float(), components.float()
+        self._project = projection(ArrayRows(X, self._scaled, learned), trained=self.head is not None)
+        rows = ArrayRows(X, scaled_rows, learned)  # finite, as has been seen
         center = torch.cat([self._project(part) for part in rows.blocks(BLOCK)])
         if views is None:
             return FeatureRows(center)
@@ -336,12 +337,8 @@ class RoPAWSClassifier(
         return filled(len(X), map(answer, self._blocks(X)), kind)
 
     def _blocks(self, X: NDArray[Any]) -> Iterator[Tensor]:  # noqa: N803
-        return map(self._project, ArrayRows(X, self._scaled).blocks(BLOCK))
+        return (self._project(part) for part in ArrayRows(X, self._scaled).blocks(BLOCK))
 
     def _scaled(self, rows: NDArray[Any]) -> Tensor:
         self._check_finite(rows)
         return scaled_rows(rows)
-
-    def _project(self, rows: Tensor) -> Tensor:
-        """(n, ..., d)  ->  (n, ..., e)"""
-        return main_directions(rows, self._mean, self._components)

@@ -164,6 +164,7 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["train", "--resume", "nowhere", "--train.steps", "3"], "takes no other option"),
         (["evaluate", "nowhere"], "nowhere is not a run folder"),
         (["evaluate"], "required"),
+        (["export", "nowhere", "--format", "coreml"], "Expected one of ('onnx', 'torch', 'auto')."),
         (["demo", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["demo", "--labels-per-class", "0"], "--labels-per-class must be at least 1, got 0"),
         (["demo", "--labels-per-class", "101"], "ask for at most 100"),

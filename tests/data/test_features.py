@@ -94,6 +94,13 @@ def test_bad_features_get_one_line(center, views, words):
         FeatureRows(center, views)
 
 
+def test_large_finite_features_are_taken_though_their_sum_is_not_finite():
+    largest = torch.finfo(torch.float32).max
+    assert len(FeatureRows(torch.full((3, 2), largest))) == 3
+    with pytest.raises(ValueError, match=r"row 2 is not finite \(1 such rows\)"):
+        FeatureRows(torch.tensor([[largest, largest], [0, 0], [-torch.inf, torch.inf]]))
+
+
 def test_roles_get_different_views_of_the_same_images():
     one = stream()
     seen = set()

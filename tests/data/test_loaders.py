@@ -207,3 +207,16 @@ def test_a_pass_maps_center_views_of_all_images_in_order(tmp_path, monkeypatch, 
     assert len(found) == 12
     assert torch.equal(found.map(shown), torch.arange(12))
     assert sizes == [(6, 6)] * 3
+
+
+def test_the_labeled_images_of_a_step_are_drawn_once(monkeypatch):
+    drawn = []
+    real = loaders.support_indices
+
+    def watched(step, **settings):
+        drawn.append(step)
+        return real(step, **settings)
+
+    monkeypatch.setattr(loaders, "support_indices", watched)
+    assert len(list(stream().batches(0, 5))) == 5
+    assert drawn == [0, 1, 2, 3, 4]

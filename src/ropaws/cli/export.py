@@ -28,8 +28,8 @@ class Export:
 
     run: tyro.conf.Positional[Path]
     """A run folder."""
-    format: Literal["onnx", "torch"] | None = None
-    """onnx, for onnxruntime and others; torch, a .pt2 file for torch.export.load. By default onnx, or no such
+    format: Literal["onnx", "torch", "auto"] = "auto"
+    """onnx, for onnxruntime and others; torch, a .pt2 file for torch.export.load. auto is onnx, or no such
     file with --card."""
     out: Path | None = None
     """The file; by default model.onnx or model.pt2 in the run folder. With --card alone: the card."""
@@ -49,7 +49,7 @@ class Export:
 
 def export(arguments: list[str]) -> None:
     command = parse(Export, "export", arguments)
-    kind = command.format or (None if command.card and not command.int8 else "onnx")
+    kind = _kind_of(command)
     card = _card_of(command, kind) if command.card else None
     if card is not None:
         check_place(card, overwrite=command.overwrite)
@@ -63,6 +63,13 @@ def export(arguments: list[str]) -> None:
     if card is not None:
         write_card(run, card, overwrite=command.overwrite)
         say(f"Written: {card}")
+
+
+def _kind_of(command: Export) -> Literal["onnx", "torch"] | None:
+    """The file to write beside the card, if any."""
+    if command.format != "auto":
+        return command.format
+    return None if command.card and not command.int8 else "onnx"
 
 
 def _card_of(command: Export, kind: str | None) -> Path:

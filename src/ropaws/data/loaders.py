@@ -113,7 +113,7 @@ class BatchStream:
         if self.views:
             pool = unlabeled_indices(step, batch=self.batch, pool=len(self.data.images), seed=self.seed)
             pool = pool[share(self.batch, self.at)]
-        positions, _ = support_indices(step, self.data.labels, self.support, seed=self.seed)
+        positions, _ = self._drawn(step)
         mine = support_share(len(positions), self.support, self.at)
         return Chosen(pool, self.data.labeled_indices[positions[mine]])
 
@@ -148,8 +148,16 @@ class BatchStream:
         return Part(torch.arange(mine.start, mine.stop), self.batch)
 
     def _labeled_part(self, step: int) -> Part:
-        positions, _ = support_indices(step, self.data.labels, self.support, seed=self.seed)
+        positions, _ = self._drawn(step)
         return Part(support_share(len(positions), self.support, self.at), len(positions))
+
+    @functools.cached_property
+    def _drawn(self) -> Callable[[int], tuple[Tensor, Tensor]]:
+        """support_indices of a step, which several parts of its batch ask for: drawn once."""
+        draw = functools.partial(
+            support_indices, labels=self.data.labels, config=self.support, seed=self.seed
+        )
+        return functools.lru_cache(maxsize=AHEAD + 1)(draw)
 
     def unlabeled_views(self, step: int, pixels: Tensor, aspects: Tensor | None = None) -> dict[str, Tensor]:
         if not self.views:
@@ -170,7 +178,7 @@ class BatchStream:
         return roles
 
     def support_batch(self, step: int, pixels: Tensor, aspects: Tensor | None = None) -> Support:
-        positions, labels = support_indices(step, self.data.labels, self.support, seed=self.seed)
+        positions, labels = self._drawn(step)
         mine = support_share(len(positions), self.support, self.at)
         views, device = self.support.views, pixels.device
         random = generator(self.seed, SUPPORT_VIEWS, step)

@@ -19,9 +19,11 @@ from ropaws import equations as eq
 
 VOTERS = 1024  # four mini-batches of the paper's CIFAR runs; more change little
 MEMORY = 1 << 25  # bytes of votes that are kept from one iteration to the next
-BLOCK = 1 << 22  # bytes of a block of votes: small ones stay in a CPU's cache
+BLOCK = 1 << 23  # bytes of a block of votes: small ones stay in a CPU's cache
 COPIES = 4  # of a block of votes that the softmax needs at once
 LEAST_BLOCK = 16
+PADDING = 16  # numbers between rows of votes: a cache holds few rows that begin a power of two apart
+EVEN = 64  # larger blocks have a multiple of so many rows, which BLAS divides evenly among threads
 ONE_BY_ONE, FOLDS = 40, 20  # labels up to which each is held out alone; else the number of parts
 SLOW, SOLVED = 0.98, 4096  # slower than this, up to that many points are solved in closed form
 
@@ -42,6 +44,7 @@ class Voters(NamedTuple):
     points: Tensor  # (m, d) unit rows
     mass: Tensor  # (m, c) q(y|x) of each, at the fixed point or after the iterations asked for
     before: Tensor  # (m, c) one iteration earlier: what the other points read
+    heard: Tensor  # (m, c) the mass before the prior: what a voter hears from the labels and the others
 
 
 def solve_voters(
@@ -67,39 +70,50 @@ def solve_voters(
         raise ValueError(f"iterations must be None (fixed point) or at least 1, got {iterations}")
     labels = labels.to(points.dtype)
     weights = class_balance(labels)
+    inside = _inside(points, support, kernel, memory) if prior is None else prior[:, None]
     fits = 4 * len(points) * (len(points) + len(support)) <= memory
-    kept = list(_vote_blocks(points, support, weights, kernel, memory, prior)) if fits else None
+    kept = points.new_empty(len(points), len(points) + PADDING)[:, : len(points)] if fits else None
+    first = []
+    for votes in _vote_blocks(points, support, weights, kernel, memory):
+        first.append((_heard(votes.to_support, labels), votes.to_unlabeled.sum(dim=1)))
+        if kept is not None:
+            kept[votes.rows] = votes.to_unlabeled
+    told, sums = map(torch.cat, zip(*first, strict=True))  # told: S p, what the labels say
 
-    def blocks() -> Iterable[Votes]:
-        return _vote_blocks(points, support, weights, kernel, memory, prior) if kept is None else kept
+    def blocks() -> Iterable[Tensor]:
+        anew = _vote_blocks(points, support, weights, kernel, memory)
+        return (votes.to_unlabeled for votes in anew) if kept is None else [kept]
 
-    first = [(_heard(votes.to_support, labels), votes.to_unlabeled.sum(dim=1)) for votes in blocks()]
-    start = torch.cat([mass for mass, _ in first])
-    rho = float(torch.cat([sums for _, sums in first]).amax())  # the error shrinks by it each step
+    def hear(mass: Tensor) -> Tensor:
+        return told + torch.cat([_heard(votes, mass) for votes in blocks()])
+
+    rho = float((inside.squeeze(1) * sums).amax())  # the error shrinks by it each step
     if iterations is None and rho > SLOW and len(points) <= SOLVED:
-        whole = Votes(*map(torch.cat, zip(*blocks(), strict=True)))
-        mass = eq.propagate(whole.to_support, whole.to_unlabeled, labels)
-        return Voters(points, mass, mass)
-    before, mass = torch.zeros_like(start), start
+        classes = torch.eye(labels.shape[1], dtype=points.dtype, device=points.device)  # told is S p already
+        mass = eq.propagate(inside * told, torch.cat(list(blocks())).mul_(inside), classes)
+        return Voters(points, mass, mass, hear(mass))
+    before, heard, mass = torch.zeros_like(told), told, inside * told
     for _ in range(most if iterations is None else iterations - 1):
-        before, mass = mass, start + torch.cat([_heard(votes.to_unlabeled, mass) for votes in blocks()])
+        before, heard = mass, hear(mass)
+        mass = inside * heard
         # What is left of the way is at most movement * rho / (1 - rho).
         movement = float((mass - before).abs().amax())
         if iterations is None and movement * rho <= tolerance * (1 - rho):
             before = mass  # at the fixed point
             break
-    return Voters(points, mass, before)
+    return Voters(points, mass, before, heard)
 
 
 class Votes(NamedTuple):
-    """A block of rows of [s_l | s_u], times the prior."""
+    """A block of rows of [s_l | s_u]."""
 
+    rows: slice
     to_support: Tensor  # (b, s)
     to_unlabeled: Tensor  # (b, m)
 
 
 def _vote_blocks(
-    points: Tensor, support: Tensor, weights: Tensor, kernel: Kernel, memory: int, prior: Tensor | None
+    points: Tensor, support: Tensor, weights: Tensor, kernel: Kernel, memory: int
 ) -> Iterator[Votes]:
     size = _block_rows(len(points) + len(support), memory)
     for start in range(0, len(points), size):
@@ -113,10 +127,16 @@ def _vote_blocks(
             rows=rows,
             support_weights=weights,
         )
-        inside = prior[rows] if prior is not None else None
-        if inside is None and kernel.prior_temperature is not None:
-            inside = eq.in_domain_prior(points[rows], support, temperature=kernel.prior_temperature)
-        yield Votes(*votes) if inside is None else Votes(*(part.mul_(inside[:, None]) for part in votes))
+        yield Votes(rows, *votes)
+
+
+def _inside(points: Tensor, support: Tensor, kernel: Kernel, memory: int) -> Tensor:
+    """The prior of each point.   ->  (m, 1)"""
+    if kernel.prior_temperature is None:
+        return points.new_ones(len(points), 1)
+    parts = points.split(_block_rows(len(support), memory))
+    found = [eq.in_domain_prior(part, support, temperature=kernel.prior_temperature) for part in parts]
+    return torch.cat(found)[:, None]
 
 
 def _heard(votes: Tensor, beliefs: Tensor) -> Tensor:
@@ -128,7 +148,8 @@ def _heard(votes: Tensor, beliefs: Tensor) -> Tensor:
 
 
 def _block_rows(columns: int, memory: int) -> int:
-    return max(LEAST_BLOCK, min(memory, BLOCK) // (4 * COPIES * columns))
+    rows = max(LEAST_BLOCK, min(memory, BLOCK) // (4 * COPIES * columns))
+    return rows if rows < EVEN else rows - rows % EVEN
 
 
 def ask_voters(

@@ -66,9 +66,28 @@ class ComponentsHead(nn.Linear):
         return super().forward(features)
 
 
-def main_directions(features: Tensor, mean: Tensor, components: Tensor) -> Tensor:
-    """Unit rows around the mean, in their main directions.   (..., inputs)  ->  (..., d)"""
-    return (F.normalize(features, dim=-1) - mean) @ components.T
+class CenteredHead(nn.Module):
+    """Unit rows around a mean (d,): a ComponentsHead as it starts, but for a turn of all rows together.
+
+    Neighbors stay the same when all rows turn, so where nothing is trained no directions are computed.
+    """
+
+    mean: Tensor
+
+    def __init__(self, mean: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.out_features = len(mean)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(n, d)  ->  (n, d)"""
+        return main_directions(features, self.mean, None)
+
+
+def main_directions(features: Tensor, mean: Tensor, components: Tensor | None) -> Tensor:
+    """Unit rows around the mean, in their main directions, or as they are.   (..., inputs)  ->  (..., d)"""
+    centered = F.normalize(features, dim=-1) - mean
+    return centered if components is None else centered @ components.T
 
 
 def linear_head(inputs: int, outputs: int) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """Arrays that a person gives to the estimator: what is checked of them, and which rows are learned from."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 from torch import Tensor
 
+from ropaws.data.features import Features, principal_components, unit_mean
 from ropaws.data.randomness import POOL_SAMPLE, generator
+from ropaws.models.heads import main_directions
+from ropaws.training import feature_head
 
 UNLABELED = -1
 BLOCK = 2048  # rows that are worked on at a time
@@ -63,6 +66,28 @@ def scaled_rows(rows: NDArray[Any]) -> Tensor:
         rows = rows.astype(np.float32)
     largest = np.abs(rows).max(axis=-1, keepdims=True)
     return torch.from_numpy((rows / np.where(largest > 0, largest, 1)).astype(np.float32))
+
+
+class Projection(NamedTuple):
+    """Unit rows around the mean, in their main directions."""
+
+    mean: Tensor  # (d,)
+    components: Tensor | None  # (e, d), or None for rows that stay as they are
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """(n, ..., d)  ->  (n, ..., e)"""
+        return main_directions(rows, self.mean, self.components)
+
+
+def projection(rows: Features, *, trained: bool) -> Projection:
+    """To the main directions of rows (n, d), all of them where they are few.
+
+    A head is trained by direction. Without one, all directions together are nothing but a turn.
+    """
+    if not trained and rows.shape[1] <= feature_head.DIMS:
+        return Projection(unit_mean(rows).float(), None)
+    mean, components = principal_components(rows, min(feature_head.DIMS, rows.shape[1]))
+    return Projection(mean.float(), components.float())
 
 
 def check_views(views: Any, X: NDArray[Any]) -> None:  # noqa: N803

@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws import equations as eq
 from ropaws.batch import Outputs, Share
 from ropaws.data.augment import AugmentConfig, Normalization
 from ropaws.data.corpus import Images
-from ropaws.data.features import FeatureRows, principal_components
+from ropaws.data.features import FeatureRows, principal_components, unit_mean
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.methods import LabeledEmbeddings, Method, RoPAWS
 from ropaws.methods.confidence import mixed_probs
 from ropaws.methods.pool_prior import PoolPrior
-from ropaws.methods.propagation import VOTERS, Kernel, Voters, ask_voters, choose_voters, solve_voters
+from ropaws.methods.propagation import VOTERS, Kernel, choose_voters
 from ropaws.methods.ropaws import pool_prior
 from ropaws.methods.soft_nn import (
     TYPICAL_PRIOR,
@@ -28,8 +29,9 @@ from ropaws.methods.soft_nn import (
 )
 from ropaws.models import Encoder
 from ropaws.models.directed_features import in_main_directions
-from ropaws.models.heads import ComponentsHead, KnownFeatures, linear_head
+from ropaws.models.heads import CenteredHead, ComponentsHead, KnownFeatures, linear_head
 from ropaws.training import feature_head
+from ropaws.training.feature_propagation import Propagation
 from ropaws.training.loop import fit
 from ropaws.training.optim import build_optimizer, learning_rate
 
@@ -89,6 +91,12 @@ def start_encoder(features: FeatureRows) -> Encoder:
     assert isinstance(head, ComponentsHead)
     head.start(*principal_components(features, head.out_features))
     return encoder
+
+
+def centered_encoder(features: FeatureRows) -> Encoder:
+    """The same neighbors, of an encoder that is not to be trained."""
+    head = nn.Sequential(CenteredHead(unit_mean(features).float()))
+    return Encoder(KnownFeatures(features.shape[1]), head, nn.Identity(), frozen=True)
 
 
 def train_head(
@@ -165,7 +173,7 @@ class FeatureClassifier:
     ) -> None:
         self.settings = settings
         self.classes = labeled.classes
-        self.encoder = start_encoder(features)
+        self.encoder = start_encoder(features) if settings.head else centered_encoder(features)
         if settings.head:
             train_head(
                 self.encoder,
@@ -180,22 +188,25 @@ class FeatureClassifier:
         self.support = LabeledEmbeddings(self.embed(features[labeled.rows]), labeled.labels, labeled.classes)
         self.temperature = self._chosen_temperature()
         self.prior_temperature = self._chosen_prior_temperature()
-        self.voters = None if settings.head else self._solved_voters(features, labeled)
+        self.propagation = None if settings.head else self._propagated(features, labeled)
         self._calibrate(features, labeled)
 
     def embed(self, features: Tensor) -> Tensor:
         """Unit rows in which neighbors are compared.   (n, d)  ->  (n, e)"""
         with torch.no_grad():
-            embedded: Tensor = self.encoder([features])[0].h
-        return embedded
+            return F.normalize(self.encoder.trained_features(features), dim=1)
 
     def predict(self, features: Tensor) -> Outputs:
         """What the classifier says of rows.   (n, d)  ->  Outputs of n rows; probs are given in-class"""
         return Outputs(self.embed(features), self.classify(features), *self.judge(features))
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Class probabilities, given in-class.   (n, d)  ->  (n, c)"""
-        probs = self._neighbor_probs(self.embed(features))
+    def classify(self, features: Tensor, learned: Tensor | None = None) -> Tensor:
+        """Class probabilities, given in-class.   (n, d)  ->  (n, c)
+
+        learned (n,): where these are rows that it was fitted to, their positions. The answers are the same
+        up to the tolerance of the solution, and known already for those that vote.
+        """
+        probs = self._neighbor_probs(features, learned)
         if self.prior is None:
             return probs
         share, temperature = self.settings.regression_share, self.prior.confidence_temperature
@@ -236,7 +247,7 @@ class FeatureClassifier:
         if self.prior is None:
             return
         rows = self.prior.unlabeled_sample(_pool_pass(features, labeled))
-        near = self._neighbor_probs(self.embed(features[rows]))
+        near = self._neighbor_probs(features[rows], rows)
         self.prior.calibrate(near, features[rows], rows, share=self.settings.regression_share)
 
     def _chosen_temperature(self) -> float:
@@ -268,15 +279,7 @@ class FeatureClassifier:
         nearest = nearest_same_class(self.support.embeddings, self.support.labels)
         return fitted_prior_temperature(nearest, TYPICAL_PRIOR)
 
-    @property
-    def _kernel(self) -> Kernel:
-        return Kernel(
-            temperature=self.temperature,
-            prior_temperature=self.prior_temperature,
-            label_ratio=self.settings.label_ratio,
-        )
-
-    def _solved_voters(self, features: FeatureRows, labeled: LabeledRows) -> Voters | None:
+    def _propagated(self, features: FeatureRows, labeled: LabeledRows) -> Propagation | None:
         """The unlabeled rows that vote, solved to the fixed point; None where there are none."""
         unlabeled = torch.ones(len(features), dtype=torch.bool)
         unlabeled[labeled.rows] = False
@@ -287,16 +290,20 @@ class FeatureClassifier:
         prior = None
         if self.prior is not None and self.settings.prior == "pool":
             prior = self.prior.prior[chosen]
-        points = self.embed(features[chosen])
-        return solve_voters(points, self.support.embeddings, self.support.one_hot, self._kernel, prior=prior)
+        kernel = Kernel(
+            temperature=self.temperature,
+            prior_temperature=self.prior_temperature,
+            label_ratio=self.settings.label_ratio,
+        )
+        return Propagation.solve(self.embed(features[chosen]), chosen, self.support, kernel, prior)
 
-    def _neighbor_probs(self, embedding: Tensor) -> Tensor:
+    def _neighbor_probs(self, features: Tensor, learned: Tensor | None) -> Tensor:
         """Of the classes, given in-class: by the labels, or by the labels and the voters."""
-        if self.voters is None:
-            return class_probabilities(embedding, self.support, temperature=self.temperature)
-        kernel = replace(self._kernel, prior_temperature=None)  # it scales a row, and the classes alike
-        mass = ask_voters(embedding, self.support.embeddings, self.support.one_hot, self.voters, kernel)
-        return mass / mass.sum(dim=1, keepdim=True).clamp_min(eq.TINY)
+        if self.propagation is None:
+            return class_probabilities(self.embed(features), self.support, temperature=self.temperature)
+        if learned is None:
+            return self.propagation.probs(self.embed(features))
+        return self.propagation.learned_probs(learned, lambda some: self.embed(features[some]))
 
 
 # Does the head help? The labels alone can tell, if there are two of each class.
