@@ -15,7 +15,8 @@ from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.loaders import PoolPass
 from ropaws.distributed import gather_constants, gather_together, share
 from ropaws.methods.confidence import mixed_probs
-from ropaws.methods.method import Method, check_positive, check_share, encoder_of
+from ropaws.methods.contrast import with_contrast
+from ropaws.methods.method import Method, check_positive, check_share, check_weight, encoder_of
 from ropaws.methods.pool_prior import PoolPrior
 from ropaws.methods.propagation import Kernel
 from ropaws.methods.soft_nn import (
@@ -63,6 +64,11 @@ class RoPAWS(Method):
     regression_share: float = 0.5
     """With prior 'pool' and a frozen backbone: share of logistic regression on the features in the class
     probabilities, a geometric mean with the soft nearest-neighbor classifier; 0 for none."""
+    contrast_weight: float = 0.0
+    """Weight of a contrastive loss beside: the two large views of an image attract, all others repel. Not in
+    the paper; for short training from scratch, see docs/method.md."""
+    contrast_temperature: float = 0.2
+    """Of the contrastive loss."""
     self_vote: bool = False
     """Let a sample vote for itself, as the paper's formula does and its released code does not."""
     semi_supervised_density: bool = True
@@ -78,7 +84,8 @@ class RoPAWS(Method):
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
-        check_positive(self, "tolerance")
+        check_positive(self, "tolerance", "contrast_temperature")
+        check_weight(self, "contrast_weight")
         check_share(self, "label_smoothing", "typical_prior", "regression_share")
         if self.prior_temperature != "auto":
             check_positive(self, "prior_temperature")
@@ -125,7 +132,10 @@ class RoPAWS(Method):
             parts["prior_temperature"] = torch.tensor(prior)
         if self.semi_supervised_density and self.solver == "iterative":
             parts["residual"] = torch.stack([residual for _, residual in targets]).amax()
-        return Losses(losses.total, parts, eq.sample_weights(in_domain, power=power))
+        losses = Losses(losses.total, parts, eq.sample_weights(in_domain, power=power))
+        return with_contrast(
+            losses, first.z, second.z, weight=self.contrast_weight, temperature=self.contrast_temperature
+        )
 
     def posterior(
         self, queries: Tensor, support: Tensor, labels: Tensor, prior: float | Tensor | None
