@@ -94,7 +94,7 @@ def _write_reports(folders: list[Path], out: Path) -> list[str]:
 
 
 def demo_configs(settings: Demo) -> list[RunConfig]:
-    """One config per method; all else is equal."""
+    """One config per method; all else is equal, and PAWS has the contrastive loss that RoPAWS has."""
     base = recipes.demo()
     assert isinstance(base.method, RoPAWS)
     steps = base.train.steps if settings.steps is None else settings.steps
@@ -103,7 +103,9 @@ def demo_configs(settings: Demo) -> list[RunConfig]:
         data=replace(base.data, labels_per_class=settings.labels_per_class),
         train=replace(base.train, steps=steps),
     )
-    methods = (Supervised(), PAWS(), base.method)
+    ours = base.method
+    paws = PAWS(contrast_weight=ours.contrast_weight, contrast_temperature=ours.contrast_temperature)
+    methods = (Supervised(), paws, ours)
     return [replace(base, method=method) for method in methods]
 
 
