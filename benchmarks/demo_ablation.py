@@ -2,7 +2,7 @@
 
 python benchmarks/demo_ablation.py [--seeds 3] [--runs runs/demo-ablation]
 
-With the demo's images, network, crops and steps. About ten minutes on two cores. Finished runs are used
+With the demo's images, network and steps. About ten minutes on two cores. Finished runs are used
 again, so it can be interrupted. Writes results/demo_ablation.json.
 """
 
@@ -16,22 +16,31 @@ from timing import write_results
 
 from ropaws import recipes
 from ropaws.bench.side_by_side import Job, default_workers, train_all
+from ropaws.config import RunConfig
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
 from ropaws.report.tables import COLUMNS, comparison_rows
 
-DEMO = recipes.demo().method
+BASE = recipes.demo()
+DEMO = BASE.method
 assert isinstance(DEMO, RoPAWS)
-VARIANTS: dict[str, Method] = {
+METHODS: dict[str, Method] = {
     "supervised": Supervised(),
     "contrast alone": ContrastAlone(**vars(DEMO)),
     "paws": PAWS(),
     "paws with contrast": PAWS(contrast_weight=DEMO.contrast_weight),
     "ropaws as in the paper": RoPAWS(prior_temperature=0.1),
-    "ropaws with automatic prior and reweighted me-max": replace(DEMO, contrast_weight=0.0),
+    "ropaws with our prior and me-max": replace(DEMO, contrast_weight=0.0),
     "ropaws as in the paper, with contrast": RoPAWS(
         prior_temperature=0.1, contrast_weight=DEMO.contrast_weight
     ),
     "ropaws with all three (the demo)": DEMO,
+}
+VARIANTS: dict[str, RunConfig] = {
+    # The crops of the demo serve the contrast; these serve a baseline without it.
+    "supervised, crops as in the benchmark": replace(
+        BASE, method=Supervised(), augment=recipes.scratch().augment
+    ),
+    **{name: replace(BASE, method=method) for name, method in METHODS.items()},
 }
 
 
@@ -48,7 +57,7 @@ def main() -> None:
     numbers = {name: number for number, name in enumerate(VARIANTS)}
     jobs = [
         Job(
-            replace(recipes.with_seed(recipes.demo(), seed), method=VARIANTS[name]),
+            recipes.with_seed(VARIANTS[name], seed),
             options.runs / f"variant{numbers[name]}-seed{seed}",
         )
         for name, seed in named

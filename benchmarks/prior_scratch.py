@@ -22,7 +22,7 @@ from ropaws import Run, RunConfig, recipes
 from ropaws.data.datasets.truth import embedded_truth
 from ropaws.evaluation.ood import detection
 from ropaws.methods import RoPAWS
-from ropaws.methods.ropaws import pool_prior
+from ropaws.methods.judged import pool_prior
 from ropaws.runs.layout import MODEL
 
 POOL = RoPAWS(prior="pool")

@@ -10,13 +10,14 @@ from ropaws import equations as eq
 from ropaws.batch import Batch, Losses
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.methods.contrast import with_contrast
-from ropaws.methods.method import Method, check_positive, check_share, check_weight
+from ropaws.methods.judged import JudgedMethod
+from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.propagation import Kernel
 from ropaws.methods.soft_nn import LabeledEmbeddings, anchor_predictions, gather_support, global_mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class PAWS(Method):
+class PAWS(JudgedMethod):
     """PAWS: trusts the nearest labels, also for images that belong to no class."""
 
     temperature: float = 0.1
