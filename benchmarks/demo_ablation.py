@@ -24,21 +24,20 @@ BASE = recipes.demo()
 DEMO = BASE.method
 assert isinstance(DEMO, RoPAWS)
 METHODS: dict[str, Method] = {
-    "supervised": Supervised(),
+    "supervised, by distances": Supervised(),
+    "supervised": Supervised(judge="pool"),
     "contrast alone": ContrastAlone(**vars(DEMO)),
-    "paws": PAWS(),
-    "paws with contrast": PAWS(contrast_weight=DEMO.contrast_weight),
-    "ropaws as in the paper": RoPAWS(prior_temperature=0.1),
-    "ropaws with our prior and me-max": replace(DEMO, contrast_weight=0.0),
-    "ropaws as in the paper, with contrast": RoPAWS(
-        prior_temperature=0.1, contrast_weight=DEMO.contrast_weight
-    ),
-    "ropaws with all three (the demo)": DEMO,
+    "paws, without contrast": PAWS(judge="pool"),
+    "paws": PAWS(judge="pool", contrast_weight=DEMO.contrast_weight),
+    "ropaws as in the paper, without contrast": RoPAWS(prior_temperature=0.1, judge="pool"),
+    "ropaws, without contrast": replace(DEMO, contrast_weight=0.0),
+    "ropaws, by distances": replace(DEMO, judge="embedding"),
+    "ropaws": DEMO,
 }
 VARIANTS: dict[str, RunConfig] = {
     # The crops of the demo serve the contrast; these serve a baseline without it.
-    "supervised, crops as in the benchmark": replace(
-        BASE, method=Supervised(), augment=recipes.scratch().augment
+    "supervised, milder crops": replace(
+        BASE, method=METHODS["supervised"], augment=recipes.scratch().augment
     ),
     **{name: replace(BASE, method=method) for name, method in METHODS.items()},
 }
