@@ -155,7 +155,7 @@ def _sender() -> str:
 
 
 def demo_config(folder: Path) -> RunConfig:
-    config = recipes.demo()
+    config = recipes.scratch()
     return replace(
         config,
         data=DataConfig(source=str(folder / "data.npz"), labels_per_class=4),

@@ -2,33 +2,44 @@
 
 python benchmarks/demo_ablation.py [--seeds 3] [--runs runs/demo-ablation]
 
-With 400 steps, as the demo had them when this was measured; it has fewer now. About half an hour on two
-cores. Finished runs are used again, so it can be interrupted. Writes results/demo_ablation.json.
+With the demo's images, network and steps. About ten minutes on two cores. Finished runs are used
+again, so it can be interrupted. Writes results/demo_ablation.json.
 """
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
 
+from contrast_alone import ContrastAlone
 from rich.console import Console
 from timing import write_results
 
 from ropaws import recipes
 from ropaws.bench.side_by_side import Job, default_workers, train_all
-from ropaws.config import with_steps
+from ropaws.config import RunConfig
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
 from ropaws.report.tables import COLUMNS, comparison_rows
 
-STEPS = 400
-DEMO = recipes.demo().method
+BASE = recipes.demo()
+DEMO = BASE.method
 assert isinstance(DEMO, RoPAWS)
-VARIANTS: dict[str, Method] = {
-    "supervised": Supervised(),
-    "paws": PAWS(),
-    "ropaws as in the paper": RoPAWS(prior_temperature=0.1),
-    "ropaws with automatic prior": replace(DEMO, reweight_entropy=False),
-    "ropaws with reweighted me-max": RoPAWS(prior_temperature=0.1, reweight_entropy=True),
-    "ropaws with both (the demo)": DEMO,
+METHODS: dict[str, Method] = {
+    "supervised, by distances": Supervised(),
+    "supervised": Supervised(judge="pool"),
+    "contrast alone": ContrastAlone(**vars(DEMO)),
+    "paws, without contrast": PAWS(judge="pool"),
+    "paws": PAWS(judge="pool", contrast_weight=DEMO.contrast_weight),
+    "ropaws as in the paper, without contrast": RoPAWS(prior_temperature=0.1, judge="pool"),
+    "ropaws, without contrast": replace(DEMO, contrast_weight=0.0),
+    "ropaws, by distances": replace(DEMO, judge="embedding"),
+    "ropaws": DEMO,
+}
+VARIANTS: dict[str, RunConfig] = {
+    # The crops of the demo serve the contrast; these serve a baseline without it.
+    "supervised, milder crops": replace(
+        BASE, method=METHODS["supervised"], augment=recipes.scratch().augment
+    ),
+    **{name: replace(BASE, method=method) for name, method in METHODS.items()},
 }
 
 
@@ -45,7 +56,7 @@ def main() -> None:
     numbers = {name: number for number, name in enumerate(VARIANTS)}
     jobs = [
         Job(
-            replace(recipes.with_seed(with_steps(recipes.demo(), STEPS), seed), method=VARIANTS[name]),
+            recipes.with_seed(VARIANTS[name], seed),
             options.runs / f"variant{numbers[name]}-seed{seed}",
         )
         for name, seed in named

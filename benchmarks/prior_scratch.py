@@ -22,7 +22,7 @@ from ropaws import Run, RunConfig, recipes
 from ropaws.data.datasets.truth import embedded_truth
 from ropaws.evaluation.ood import detection
 from ropaws.methods import RoPAWS
-from ropaws.methods.ropaws import pool_prior
+from ropaws.methods.judged import pool_prior
 from ropaws.runs.layout import MODEL
 
 POOL = RoPAWS(prior="pool")
@@ -47,8 +47,8 @@ def figures(run: Run) -> dict[str, float]:
 
 
 def measure(seed: int, work: Path) -> dict[str, Any]:
-    base = recipes.with_seed(recipes.demo(), seed)
-    other = recipes.with_seed(recipes.demo(), seed + 100)  # other labels
+    base = recipes.with_seed(recipes.scratch(), seed)
+    other = recipes.with_seed(recipes.scratch(), seed + 100)  # other labels
     demo = trained(base, work / f"demo-{seed}")
     elsewhere = trained(other, work / f"demo-{seed + 100}")
     results = demo.evaluate(only=["soft-nn"])

@@ -64,7 +64,7 @@ def train(config: Path, out: Path, processes: int, threads: int) -> list[float]:
 
 
 def measure(setting: Setting, folder: Path) -> dict[str, object]:
-    config = recipes.demo()
+    config = recipes.scratch()
     config = replace(
         config,
         data=DataConfig(source=str(folder / "data.npz"), labels_per_class=4),

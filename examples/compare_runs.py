@@ -3,7 +3,7 @@
 Both see the embedded images: five classes with four labels each, and a pool of which half is out-of-class.
 All settings but the method are the same, the seed included. Expect a table in percent with one row per
 method, both well above the chance of 20, and RoPAWS less confident on out-of-class images ("conf. out").
-The other figures mean little after 30 steps; `ropaws demo` takes 400, which is a matter of minutes.
+The other figures mean little after 30 steps; `ropaws demo` takes 250, which is a matter of minutes.
 """
 
 import sys

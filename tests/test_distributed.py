@@ -66,7 +66,7 @@ def run_worker(task, folder, processes):
 def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(tmp_path):
     """All methods, with and without classes of their own for each process, views, small crops."""
     one, two = (run_worker("steps", tmp_path, processes) for processes in (1, 2))
-    assert len(one) == 20 + len(RIVALS)
+    assert len(one) == 24 + len(RIVALS)
     for name, expected in one.items():
         found = two[name]
         # In float64, so that a fault cannot hide in rounding. In float32 the loss keeps its digits, but an

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from ropaws import recipes
+from ropaws.bench.entries import phases_of
 from ropaws.config import from_json, to_json
 from ropaws.data.datasets.catalog import DATASETS
 from ropaws.data.datasets.mixes import MIXES
@@ -21,6 +22,16 @@ def test_every_recipe_says_what_to_expect_and_what_it_costs(name):
         assert (config.train.steps, config.train.batch) == (steps, batch)
     assert config.data.source in {**DATASETS, **MIXES}
     assert from_json(to_json(config)) == config
+
+
+def test_the_benchmark_keeps_its_short_runs_whatever_the_demo_does():
+    """The figures of docs/benchmark.md are of these settings; the demo adds a contrastive loss."""
+    base, demo = recipes.scratch(), recipes.demo()
+    assert base.method.contrast_weight == 0
+    assert phases_of("ropaws", frozen=False)[0].method == base.method
+    assert (base.augment.scale, base.augment.small_crops, base.train.steps) == ((0.75, 1.0), 2, 250)
+    assert demo.method.contrast_weight > 0
+    assert (demo.model, demo.data, demo.support) == (base.model, base.data, base.support)
 
 
 def test_small_scale_settings():

@@ -38,8 +38,8 @@ def write_data(path, *, seed=0):
 
 
 def config(path, **train):
-    """The demo recipe, shrunk."""
-    base = recipes.demo()
+    """Short training from scratch, shrunk."""
+    base = recipes.scratch()
     return replace(
         base,
         model=replace(base.model, projection_hidden=16, projection_dims=16),

@@ -33,6 +33,8 @@ METHODS = {
     "ropaws": RoPAWS(),
     "ropaws-auto": RoPAWS(prior_temperature="auto", reweight_entropy=True, reweight_power=2.0),
     "ropaws-iterative": RoPAWS(solver="iterative", tolerance=1e-7),
+    "paws-contrast": PAWS(contrast_weight=0.7, contrast_temperature=0.3),
+    "ropaws-contrast": RoPAWS(contrast_weight=0.7, contrast_temperature=0.3),
     "ropaws-plain-density": RoPAWS(semi_supervised_density=False),
     "supervised": Supervised(),
     "fine-tune": FineTune(),

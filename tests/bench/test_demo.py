@@ -50,6 +50,11 @@ def test_demo_writes_table_results_figure_and_page(tmp_path, capsys, monkeypatch
     # All methods had the same labels, weights to start from and settings but for the method.
     configs = [json.loads((out / f"{m}-seed1" / "config.json").read_text()) for m in results["methods"]]
     assert all({**c, "method": None} == {**configs[0], "method": None} for c in configs)
+    supervised, paws, ropaws = (config["method"] for config in configs)  # the others have what is not its own
+    assert supervised["judge"] == paws["judge"] == ropaws["judge"] == "pool"
+    assert ropaws["contrast_weight"] > 0
+    for key in ("contrast_weight", "contrast_temperature"):
+        assert paws[key] == ropaws[key]
     splits = [
         json.loads((out / f"{m}-seed1" / "data.json").read_text())["labeled"] for m in results["methods"]
     ]

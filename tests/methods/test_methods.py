@@ -10,6 +10,7 @@ from ropaws.data.augment import AugmentConfig
 from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.methods.ropaws import GAP, update_running_gap
 from ropaws.methods.soft_nn import auto_prior_temperature, may_vote, nearest_gap, smooth
+from tests import oracles
 
 
 class Table(torch.nn.Module):
@@ -89,6 +90,27 @@ def test_gradient_goes_through_anchors_of_views_and_supports_not_through_targets
     assert model.h.grad is None
     touched = model.z.grad.abs().sum(dim=1) > 0
     assert touched.tolist() == [True] * 32 + [False] * 8
+
+
+@pytest.mark.parametrize("kind", [PAWS, RoPAWS])
+def test_contrast_is_a_weighted_term_on_z_of_the_large_views(kind):
+    model = Table()
+    plain, beside = (
+        step(kind(contrast_weight=weight, contrast_temperature=0.3), model, BATCH) for weight in (0.0, 0.7)
+    )
+    first, second = (
+        F.normalize(model.z[VIEWS[role]], dim=1).detach().numpy() for role in ("large1", "large2")
+    )
+    expected = oracles.nt_xent(first, second, 0.3)
+    assert float(beside.parts["contrast"]) == pytest.approx(expected)
+    term = (beside.total - plain.total) / 0.7
+    assert float(term.detach()) == pytest.approx(expected)
+    assert "contrast" not in plain.parts
+    assert (beside.selected is None) == (plain.selected is None)
+    term.backward()
+    assert model.h.grad is None
+    large = [12 <= row < 22 for row in range(40)]
+    assert (model.z.grad.abs().sum(dim=1) > 1e-9).tolist() == large
 
 
 def test_with_all_switches_off_ropaws_is_paws():
@@ -206,6 +228,9 @@ def test_one_label_a_class_trains():
         (RoPAWS, {"prior_temperature": -0.1}, r"method\.prior_temperature must be positive"),
         (RoPAWS, {"label_ratio": 0}, r"method\.label_ratio must be positive"),
         (RoPAWS, {"reweight_power": -1}, r"method\.reweight_power must be at least 0"),
+        (PAWS, {"contrast_weight": -0.1}, r"method\.contrast_weight must be at least 0, got -0\.1"),
+        (RoPAWS, {"contrast_weight": math.nan}, r"method\.contrast_weight must be at least 0, got nan"),
+        (RoPAWS, {"contrast_temperature": 0}, r"method\.contrast_temperature must be positive, got 0"),
         (RoPAWS, {"typical_prior": 1.0}, r"method\.typical_prior must be"),
         (Supervised, {"temperature": -1}, r"method\.temperature must be positive"),
     ],

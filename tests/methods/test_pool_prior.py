@@ -11,8 +11,8 @@ from ropaws.data.augment import Normalization
 from ropaws.data.features import FeatureRows
 from ropaws.data.loaders import PoolPass, TrainingData
 from ropaws.methods import LabeledEmbeddings, RoPAWS
+from ropaws.methods.judged import pool_prior
 from ropaws.methods.pool_prior import PoolPrior, held_out_accuracy, logistic_regression
-from ropaws.methods.ropaws import pool_prior
 from ropaws.models import Encoder
 from ropaws.models.heads import KnownFeatures, linear_head
 from tests.evaluation.test_pool import blobs

@@ -12,7 +12,7 @@ from ropaws.batch import Batch, Support
 from ropaws.config import with_method
 from ropaws.data.augment import AugmentConfig
 from ropaws.methods import BYOL, FixMatch, MoCoV2, SimCLR, SwAV
-from ropaws.methods.simclr import nt_xent
+from ropaws.methods.contrast import nt_xent
 from ropaws.methods.two_views import follow, slow_copy
 from ropaws.models import ModelConfig, build_encoder
 from tests import oracles, tiny

@@ -94,16 +94,18 @@ def _write_reports(folders: list[Path], out: Path) -> list[str]:
 
 
 def demo_configs(settings: Demo) -> list[RunConfig]:
-    """One config per method; all else is equal."""
+    """One config per method; all else is equal, and the others have what is not RoPAWS's own."""
     base = recipes.demo()
-    assert isinstance(base.method, RoPAWS)
+    ours = base.method
+    assert isinstance(ours, RoPAWS)
     steps = base.train.steps if settings.steps is None else settings.steps
     base = replace(
         base,
         data=replace(base.data, labels_per_class=settings.labels_per_class),
         train=replace(base.train, steps=steps),
     )
-    methods = (Supervised(), PAWS(), base.method)
+    contrast = {"contrast_weight": ours.contrast_weight, "contrast_temperature": ours.contrast_temperature}
+    methods = (Supervised(judge=ours.judge), PAWS(judge=ours.judge, **contrast), ours)
     return [replace(base, method=method) for method in methods]
 
 

@@ -90,7 +90,7 @@ def phases_of(name: str, *, frozen: bool, given: Mapping[str, Method] | None = N
 
 def _method(name: str, frozen: bool, given: Mapping[str, Method] | None) -> Method:
     if name == "ropaws":  # with the improvements that the docs describe
-        return feature_head.METHOD if frozen else recipes.demo().method
+        return feature_head.METHOD if frozen else recipes.scratch().method
     if given is not None and name in given:
         return given[name]
     known = VARIANTS | (SHORT_RUNS if given is None else {})

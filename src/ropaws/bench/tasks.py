@@ -100,19 +100,19 @@ def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, 
                 steps=steps, batch=min(feature_head.BATCH, pool // 2), checkpoint_every=max(100, steps)
             ),
         )
-    demo, size = recipes.demo(), min(task.corpus.train_images.shape[2:])
-    augment = demo.augment
+    base, size = recipes.scratch(), min(task.corpus.train_images.shape[2:])
+    augment = base.augment
     if size != augment.size:
         small = max(8, round(0.6 * size))
         augment = AugmentConfig(size=size, small_crops=2, small_size=small, solarize=0.0, equalize=0.0)
     images = min(labels, 8)
     views = max(1, round(SUPPORT_ROWS / (classes * images)))
     return replace(
-        demo,
+        base,
         data=data,
         augment=augment,
         support=SupportConfig(images_per_class=images, views=views),
-        train=replace(demo.train, steps=steps, batch=min(demo.train.batch, pool // 2)),
+        train=replace(base.train, steps=steps, batch=min(base.train.batch, pool // 2)),
     )
 
 

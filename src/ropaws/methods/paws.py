@@ -9,13 +9,15 @@ from torch import nn
 from ropaws import equations as eq
 from ropaws.batch import Batch, Losses
 from ropaws.data.augment import AugmentConfig, View
-from ropaws.methods.method import Method, check_positive, check_share
+from ropaws.methods.contrast import with_contrast
+from ropaws.methods.judged import JudgedMethod
+from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.propagation import Kernel
 from ropaws.methods.soft_nn import LabeledEmbeddings, anchor_predictions, gather_support, global_mean
 
 
 @dataclass(frozen=True, kw_only=True)
-class PAWS(Method):
+class PAWS(JudgedMethod):
     """PAWS: trusts the nearest labels, also for images that belong to no class."""
 
     temperature: float = 0.1
@@ -24,10 +26,16 @@ class PAWS(Method):
     """Of the targets; lower is sharper."""
     label_smoothing: float = 0.1
     """Share of a support's label that is spread over all classes."""
+    contrast_weight: float = 0.0
+    """Weight of a contrastive loss beside: the two large views of an image attract, all others repel. Not in
+    the paper; for short training from scratch, see docs/method.md."""
+    contrast_temperature: float = 0.2
+    """Of the contrastive loss."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "temperature", "sharpen_temperature")
+        check_positive(self, "temperature", "sharpen_temperature", "contrast_temperature")
         check_share(self, "label_smoothing")
+        check_weight(self, "contrast_weight")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
         return augment.multi_crop()
@@ -44,7 +52,10 @@ class PAWS(Method):
                 ]
             )
         mean = global_mean(anchors, None, self.sharpen_temperature)
-        return eq.paws_loss(anchors, targets, sharpen_temperature=self.sharpen_temperature, mean=mean)
+        losses = eq.paws_loss(anchors, targets, sharpen_temperature=self.sharpen_temperature, mean=mean)
+        return with_contrast(
+            losses, first.z, second.z, weight=self.contrast_weight, temperature=self.contrast_temperature
+        )
 
     def kernel(self, support: LabeledEmbeddings) -> Kernel:
         return Kernel(temperature=self.temperature, prior_temperature=self.in_domain_temperature(support))

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ropaws import equations as eq
-from ropaws.batch import Batch, Losses, Outputs, Share
+from ropaws.batch import Batch, Losses, Share
 from ropaws.data.augment import AugmentConfig, View
 from ropaws.data.loaders import PoolPass
 from ropaws.distributed import gather_constants, gather_together, share
-from ropaws.methods.confidence import mixed_probs
-from ropaws.methods.method import Method, check_positive, check_share, encoder_of
+from ropaws.methods.contrast import with_contrast
+from ropaws.methods.judged import POOL_PRIOR, JudgedMethod, pool_prior
+from ropaws.methods.method import check_positive, check_share, check_weight, encoder_of
 from ropaws.methods.pool_prior import PoolPrior
 from ropaws.methods.propagation import Kernel
 from ropaws.methods.soft_nn import (
@@ -23,7 +24,6 @@ from ropaws.methods.soft_nn import (
     LabeledEmbeddings,
     anchor_predictions,
     auto_prior_temperature,
-    class_probabilities,
     fitted_prior_temperature,
     gather_support,
     global_mean,
@@ -32,12 +32,11 @@ from ropaws.methods.soft_nn import (
 from ropaws.models import Encoder
 
 GAP_MOMENTUM = 0.9
-POOL_PRIOR = "pool_prior"
 GAP = "support_gap"  # running mean of the distance 1 - cos of a support to the nearest one of its class
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoPAWS(Method):
+class RoPAWS(JudgedMethod):
     """RoPAWS: distrusts images far from every label. The boolean switches are the paper's ablations."""
 
     temperature: float = 0.1
@@ -61,8 +60,13 @@ class RoPAWS(Method):
     """Weight me-max by the in-domain posterior too; not in the paper, see docs/method.md. None: with prior
     'pool' only."""
     regression_share: float = 0.5
-    """With prior 'pool' and a frozen backbone: share of logistic regression on the features in the class
-    probabilities, a geometric mean with the soft nearest-neighbor classifier; 0 for none."""
+    """With prior 'pool' and a frozen backbone, or judge 'pool': share of logistic regression on the features
+    in the class probabilities, a geometric mean with the soft nearest-neighbor classifier; 0 for none."""
+    contrast_weight: float = 0.0
+    """Weight of a contrastive loss beside: the two large views of an image attract, all others repel. Not in
+    the paper; for short training from scratch, see docs/method.md."""
+    contrast_temperature: float = 0.2
+    """Of the contrastive loss."""
     self_vote: bool = False
     """Let a sample vote for itself, as the paper's formula does and its released code does not."""
     semi_supervised_density: bool = True
@@ -78,12 +82,15 @@ class RoPAWS(Method):
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
-        check_positive(self, "tolerance")
+        check_positive(self, "tolerance", "contrast_temperature")
+        check_weight(self, "contrast_weight")
         check_share(self, "label_smoothing", "typical_prior", "regression_share")
         if self.prior_temperature != "auto":
             check_positive(self, "prior_temperature")
         if not 0 <= self.reweight_power < math.inf:
             raise ValueError(f"method.reweight_power must be at least 0, got {self.reweight_power}")
+        if self.prior == self.judge == "pool":
+            raise ValueError("method.judge 'pool' goes with prior 'distance': with prior 'pool', that judges")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
         return augment.multi_crop()
@@ -93,7 +100,7 @@ class RoPAWS(Method):
         encoder.register_buffer(GAP, torch.tensor(math.nan))
         if self.prior == "pool":
             encoder.add_module(POOL_PRIOR, PoolPrior(encoder.feature_dims, classes, pool))
-        return encoder
+        return super().build(encoder, classes=classes, pool=pool)
 
     def before_epoch(self, model: nn.Module, pool: PoolPass) -> None:
         """The pool's prior is fitted once, before anything has been learned from the labels."""
@@ -125,7 +132,10 @@ class RoPAWS(Method):
             parts["prior_temperature"] = torch.tensor(prior)
         if self.semi_supervised_density and self.solver == "iterative":
             parts["residual"] = torch.stack([residual for _, residual in targets]).amax()
-        return Losses(losses.total, parts, eq.sample_weights(in_domain, power=power))
+        losses = Losses(losses.total, parts, eq.sample_weights(in_domain, power=power))
+        return with_contrast(
+            losses, first.z, second.z, weight=self.contrast_weight, temperature=self.contrast_temperature
+        )
 
     def posterior(
         self, queries: Tensor, support: Tensor, labels: Tensor, prior: float | Tensor | None
@@ -184,46 +194,25 @@ class RoPAWS(Method):
         )
         return eq.complete_posterior(mass), residual
 
-    def predict(self, model: nn.Module, images: Tensor, support: LabeledEmbeddings) -> Outputs:
-        """With the pool's prior on frozen features, those judge who is in-class, and have a say on the class.
-
-        In features that have changed since, the densities of the start mean nothing.
-        """
-        encoder = encoder_of(model)
-        if not self._judges_by_pool(encoder):
-            return super().predict(model, images, support)
-        features = encoder.features(images)
-        embedding = self.embed(model, features)
-        judged = pool_prior(model)(features)
-        near = class_probabilities(embedding, support, temperature=self.temperature)
-        temperature = pool_prior(model).confidence_temperature
-        probs = mixed_probs(near, judged.log_probs, self.regression_share, temperature)
-        return Outputs(embedding, probs, judged.in_domain, judged.score)
-
-    def after_training(self, model: nn.Module, pool: PoolPass) -> None:
-        """How sure the classifier may be: the pool's prior keeps its temperature."""
-        encoder = encoder_of(model)
-        if not self._judges_by_pool(encoder):
-            return
-        data, prior = pool.data, pool_prior(model)
-        labeled = pool.map(lambda views: self.embed(model, views), data.labeled_indices)
-        support = LabeledEmbeddings(labeled, data.labels.to(labeled.device), prior.classes)
-        features = pool.map(encoder.features, rows := prior.unlabeled_sample(pool))
-        near = class_probabilities(self.embed(model, features), support, temperature=self.temperature)
-        prior.calibrate(near, features, rows, share=self.regression_share)
-
     def in_class_share(self, model: nn.Module) -> Share | None:
-        """Estimated share of the pool that belongs to the classes; None with another prior."""
-        if self.prior != "pool" or not (prior := pool_prior(model)).fitted:
-            return None
-        return prior.estimated_share()
+        """Estimated share of the pool that belongs to the classes; None with neither prior nor judge."""
+        if self.prior != "pool":
+            return super().in_class_share(model)
+        return prior.estimated_share() if (prior := pool_prior(model)).fitted else None
 
     @property
     def _reweights_entropy(self) -> bool:
         return self.prior == "pool" if self.reweight_entropy is None else self.reweight_entropy
 
-    def _judges_by_pool(self, encoder: Encoder) -> bool:
-        return self.prior == "pool" and encoder.frozen and pool_prior(encoder).fitted
+    def _judge(self, encoder: Encoder) -> PoolPrior | None:
+        """With prior 'pool', that of the start; in features that have changed since, it means nothing."""
+        if self.prior != "pool":
+            return super()._judge(encoder)
+        return prior if encoder.frozen and (prior := pool_prior(encoder)).fitted else None
+
+    @property
+    def _share(self) -> float:
+        return self.regression_share
 
     def threshold(self, support: LabeledEmbeddings) -> float:
         """Where the prior is a probability, more likely out-of-class than in-class."""
@@ -257,13 +246,6 @@ class RoPAWS(Method):
         gap = model.get_buffer(GAP)
         update_running_gap(gap, nearest_gap(known.h, known.labeled))
         return auto_prior_temperature(float(gap), self.typical_prior)
-
-
-def pool_prior(model: nn.Module) -> PoolPrior:
-    """The pool's prior of a model with one."""
-    found = encoder_of(model).get_submodule(POOL_PRIOR)
-    assert isinstance(found, PoolPrior)
-    return found
 
 
 def update_running_gap(average: Tensor, gap: Tensor) -> None:

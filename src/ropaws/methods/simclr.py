@@ -16,23 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from ropaws.batch import Batch, Losses
 from ropaws.distributed import all_gather
+from ropaws.methods.contrast import nt_xent
 from ropaws.methods.method import check_positive
 from ropaws.methods.two_views import TwoViewMethod
-
-
-def nt_xent(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
-    """Normalized cross-entropy of finding the other view of an image.   both (n, d) unit rows  ->  ()"""
-    views = torch.cat([first, second])
-    itself = torch.eye(len(views), dtype=torch.bool, device=views.device)
-    similarities = (views @ views.T / temperature).masked_fill(itself, -torch.inf)
-    partner = torch.arange(len(views), device=views.device).roll(len(first))
-    return F.cross_entropy(similarities, partner)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,14 @@ from torch import nn
 
 from ropaws import equations as eq
 from ropaws.batch import Batch, Losses
-from ropaws.methods.method import Method, check_positive, check_share
+from ropaws.methods.judged import JudgedMethod
+from ropaws.methods.method import check_positive, check_share
 from ropaws.methods.propagation import Kernel
 from ropaws.methods.soft_nn import LabeledEmbeddings, gather_support, may_vote
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervised(Method):
+class Supervised(JudgedMethod):
     """Labeled images only: each is classified by its soft nearest neighbors among the others."""
 
     temperature: float = 0.1

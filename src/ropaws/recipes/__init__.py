@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from ropaws.config import RunConfig
 from ropaws.naming import nearest
-from ropaws.recipes.paper import PAPER, demo
+from ropaws.recipes.paper import PAPER, demo, scratch
 from ropaws.recipes.protocols import PROTOCOL_RECIPES
 
-__all__ = ["RECIPES", "demo", "get", "with_seed"]
+__all__ = ["RECIPES", "demo", "get", "scratch", "with_seed"]
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {**PAPER, **PROTOCOL_RECIPES}
 

@@ -17,9 +17,9 @@ from ropaws.data.features import FeatureRows, principal_components, unit_mean
 from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.methods import LabeledEmbeddings, Method, RoPAWS
 from ropaws.methods.confidence import mixed_probs
+from ropaws.methods.judged import pool_prior
 from ropaws.methods.pool_prior import PoolPrior
 from ropaws.methods.propagation import VOTERS, Kernel, choose_voters
-from ropaws.methods.ropaws import pool_prior
 from ropaws.methods.soft_nn import (
     TYPICAL_PRIOR,
     class_probabilities,
