@@ -13,6 +13,8 @@ from ropaws import recipes
 from ropaws.bench.side_by_side import Job, default_workers, train_all
 from ropaws.bench.workers import threads_of
 from ropaws.config import RunConfig, to_json
+from ropaws.data.sources import load_corpus
+from ropaws.data.splits import choose_split
 from ropaws.methods import PAWS, RoPAWS, Supervised, method_name
 from ropaws.report.demo_page import write_demo_page
 from ropaws.report.figures import draw_embeddings
@@ -58,6 +60,8 @@ def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
         recipes.with_seed(config, seed) for seed in range(settings.seeds) for config in demo_configs(settings)
     ]
     folders = [settings.out / f"{method_name(config.method)}-seed{config.train.seed}" for config in configs]
+    first = configs[0]
+    choose_split(load_corpus(first.data), first.data, seed=first.train.seed)  # before any worker starts
     jobs = [Job(config, folder) for config, folder in zip(configs, folders, strict=True)]
     workers = settings.workers or default_workers(len(jobs))
     evaluations = train_all(jobs, workers=workers, console=console)
@@ -66,7 +70,7 @@ def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
         columns = methods.setdefault(method_name(config.method), {key: [] for key in COLUMNS})
         for key, values in columns.items():
             values.append(figures[key])  # type: ignore[literal-required]
-    results = {"methods": methods, "settings": _describe(settings, configs[0], workers)}
+    results = {"methods": methods, "settings": _describe(settings, first, workers)}
     write_json(settings.out / "results.json", results)
     console.print(_table(methods))
     figure = _draw(settings.out)
