@@ -2,10 +2,9 @@
 
 python benchmarks/time_to_accuracy.py --data FOLDER [--work FOLDER] [--only garments features] [--share 1/2]
 
-garments: the embedded images, 4 labels per class, the demo's network as `recipes.scratch()` trains it.
-features: 2,000 images of CIFAR-10 with 25 labels per class and 2,000 of CIFAR-100 as out-of-class,
-EfficientNet-Lite0, whose features are computed once, as `ropaws train --labeled --unlabeled` does (FOLDER has
-cifar10.npz and cifar100.npz).
+garments: the embedded images, 4 labels per class, the demo's network from scratch. features: 2,000 images of
+CIFAR-10 with 25 labels per class and 2,000 of CIFAR-100 as out-of-class, EfficientNet-Lite0, whose features
+are computed once, as `ropaws train --labeled --unlabeled` does (FOLDER has cifar10.npz and cifar100.npz).
 
 The paper's settings are those of its CIFAR recipe with the network of ours: two views and six small crops,
 batches of 256 with 128 labeled rows per class, LARS with its learning rates, an MLP head, prior temperature
@@ -76,7 +75,7 @@ def shortened(config: RunConfig, pool: int, epochs: int) -> RunConfig:
 
 
 def garments() -> Setting:
-    ours = recipes.scratch()
+    ours = recipes.demo()
     corpus = load_corpus(ours.data)
     pool = len(corpus.train_images)
     paper = replace(cifar("fashion-demo", pool, labels_per_class=4), model=ours.model)
