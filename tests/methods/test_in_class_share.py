@@ -1,5 +1,7 @@
 """The share of the pool that is in-class, and the curve from scores to probabilities."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,14 @@ def test_few_labels_say_little_and_no_label_nothing():
     assert (lone.low, lone.high) == (0, 1)
     assert share_interval(pool, torch.full((3,), torch.nan)) == (1.0, 0.0, 1.0)
     assert share_interval(pool[:0], draw(5)) == (1.0, 0.0, 1.0)
+
+
+def test_labels_very_far_from_a_pool_of_nearly_equal_scores():
+    """A warning of the solver would fail this test."""
+    pool = torch.tensor([0.0] * 20 + [1e-28], dtype=torch.float64)
+    curve = fit_curve(pool, torch.tensor([1.0, 2.0]), 0.5)
+    assert all(math.isfinite(value) for value in curve)
+    assert curve(pool).isfinite().all()
 
 
 def test_labels_that_are_all_equal_are_no_error():

@@ -23,6 +23,7 @@ DRAWS = 200  # of the labels, for the interval
 INTERVAL = (0.05, 0.95)
 SURE = 0.999  # a share above it is all of the pool
 MOST_OFFSET = 60.0
+FARTHEST = 1e3  # spreads of the pool's scores; beyond, farther makes no difference
 
 
 def in_class_share(pool: Tensor, labeled: Tensor) -> float:
@@ -101,7 +102,8 @@ def fit_curve(pool: Tensor, labeled: Tensor, share: float) -> PriorCurve:
 def _logistic_slope(pool: NDArray[np.float64], labeled: NDArray[np.float64]) -> float:
     from sklearn.linear_model import LogisticRegression  # slow to load
 
-    values = np.concatenate([pool, labeled])[:, None]
+    # Where the pool's scores are nearly equal, labels may be 1e28 spreads away, which no solver takes.
+    values = np.concatenate([pool, labeled])[:, None].clip(-FARTHEST, FARTHEST)
     is_labeled = np.repeat([0, 1], [len(pool), len(labeled)])
     weights = np.repeat([len(labeled) / len(pool), 1.0], [len(pool), len(labeled)])
     fitted = LogisticRegression(C=10.0).fit(values, is_labeled, sample_weight=weights)
