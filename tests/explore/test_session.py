@@ -185,14 +185,14 @@ def test_a_suspected_error_is_confirmed_or_corrected(session):
 
 def test_an_audit_is_a_random_sample_without_answers(session):
     label_some(session)
-    found = session.start_audit(30, tab="tab")
-    assert found == {"answered": 0, "of": 30}
+    found = session.start_audit(45, tab="tab")  # of 30, now and then too few are in-class to speak
+    assert found == {"answered": 0, "of": 45}
     open_ones = session.open_audit()
-    assert len(set(open_ones)) == 30
+    assert len(set(open_ones)) == 45
     assert (session.codes[open_ones] == UNLABELED).all()
     session.label([open_ones[0]], OUT_OF_CLASS, why="audit", tab="tab")
     panel = session.state("tab")["panel"]
-    assert (panel["audit"]["answered"], panel["audit"]["of"]) == (1, 30)
+    assert (panel["audit"]["answered"], panel["audit"]["of"]) == (1, 45)
     assert 10 <= panel["audit_offer"]["within"] <= 20
     ids, known = list(session.answers.classes), truth()
     for number in session.open_audit():
@@ -201,7 +201,7 @@ def test_an_audit_is_a_random_sample_without_answers(session):
     fit(session)
     estimate = session.state("tab")["panel"]["estimate"]
     assert estimate["kind"] == "audit"
-    assert estimate["labels"] <= 30
+    assert estimate["labels"] <= 45
     assert session.state("tab")["panel"]["audit"] is None
 
 
