@@ -19,12 +19,14 @@ from timing import write_results
 
 import ropaws
 from ropaws import Run, RunConfig, recipes
+from ropaws.config import with_steps
 from ropaws.data.datasets.truth import embedded_truth
 from ropaws.evaluation.ood import detection
 from ropaws.methods import RoPAWS
 from ropaws.methods.judged import pool_prior
 from ropaws.runs.layout import MODEL
 
+STEPS = 400  # what the figures in docs/prior.md were measured with
 POOL = RoPAWS(prior="pool")
 
 
@@ -47,8 +49,9 @@ def figures(run: Run) -> dict[str, float]:
 
 
 def measure(seed: int, work: Path) -> dict[str, Any]:
-    base = recipes.with_seed(recipes.scratch(), seed)
-    other = recipes.with_seed(recipes.scratch(), seed + 100)  # other labels
+    settings = with_steps(recipes.scratch(), STEPS)
+    base = recipes.with_seed(settings, seed)
+    other = recipes.with_seed(settings, seed + 100)  # other labels
     demo = trained(base, work / f"demo-{seed}")
     elsewhere = trained(other, work / f"demo-{seed + 100}")
     results = demo.evaluate(only=["soft-nn"])

@@ -245,6 +245,7 @@ def test_test_images_that_were_trained_with_need_no_word(with_tests, tmp_path):
     run = shutil.copytree(with_tests[0], tmp_path / "run")
     (run / "embeddings.safetensors").unlink()
     main(["evaluate", str(run), "--only", "soft-nn"])
+    assert (run / "embeddings.safetensors").exists()  # embedded again
 
 
 @pytest.mark.parametrize("device", ["meta", "hpu", "privateuseone", "mkldnn", "cuda:99", "", "\0"])
