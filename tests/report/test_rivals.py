@@ -193,6 +193,7 @@ def test_the_last_doubling_in_words():
     assert "learned from all labels already" in doubling(0.01, 0.01, frozen=False)
     assert "likely to help further" in doubling(0.08, 0.01, frozen=False)
     assert "too few images to tell" in doubling(0.1, 0.06)
+    assert "too few images to tell" in doubling(0.046, 0.023)  # from nothing to nine points
     assert "lowered the accuracy by 8.0 points" in doubling(-0.08, 0.01)
     assert "look for label errors" in doubling(-0.08, 0.01)
 

@@ -51,7 +51,7 @@ def sentence(found: Doubling) -> str:
         return f"{told}: more labels are likely to help further."
     if found.gain < -CLEAR * found.error:
         return f"{told}: look for label errors before labeling more."
-    if CLEAR * found.error > VAGUE:
+    if max(0.0, found.gain) + CLEAR * found.error > VAGUE:  # it may well be a large gain
         return f"{told}: there are too few images to tell whether more labels help."
     if found.frozen:
         return f"{told}: more labels of this kind are unlikely to help much."
