@@ -44,10 +44,7 @@ bench: venv
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/reference_step.py
 	$(BIN)/python benchmarks/busy.py
-	$(BIN)/python benchmarks/demo_time.py
 	$(BIN)/python benchmarks/posterior.py
-	$(BIN)/python benchmarks/communication.py
-	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/soak.py
 	$(BIN)/python benchmarks/propagation.py
 

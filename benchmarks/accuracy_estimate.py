@@ -22,7 +22,8 @@ import torch
 from feature_collections import Array
 from torch import Tensor
 
-from ropaws.evaluation.accuracy_estimate import (
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.insight.accuracy_estimate import (
     AccuracyEstimate,
     audit_accuracy,
     closed_answers,
@@ -30,11 +31,10 @@ from ropaws.evaluation.accuracy_estimate import (
     open_answers,
     pool_accuracy,
 )
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
-from ropaws.evaluation.clusters import main_points
-from ropaws.evaluation.held_out import held_out_probs, logistic_probs
-from ropaws.evaluation.label_choice import STRATEGIES, Situation
-from ropaws.evaluation.suggestions import suggest
+from ropaws.insight.clusters import main_points
+from ropaws.insight.held_out import held_out_probs, logistic_probs
+from ropaws.insight.label_choice import STRATEGIES, Situation
+from ropaws.insight.suggestions import suggest
 
 RESULT = Path(__file__).parent / "results/accuracy_estimate.json"
 BUDGETS = (20, 40, 80, 160)

@@ -14,8 +14,8 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from timing import interleaved, median_ratio, write_results
 
-from ropaws.data.augment import AugmentConfig, Normalization, augment
-from ropaws.training.hardware import keep_freed_memory
+from ropaws.core.hardware import keep_freed_memory
+from ropaws.pool.augment import AugmentConfig, Normalization, augment
 
 BATCH, VIEWS, REPEATS = 256, 8, 12  # a turn makes the eight views of one training step
 

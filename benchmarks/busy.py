@@ -35,7 +35,7 @@ from torch import nn
 
 from ropaws import equations as eq
 from ropaws.__main__ import WAITING
-from ropaws.training.hardware import keep_freed_memory
+from ropaws.core.hardware import keep_freed_memory
 
 TURN_SECONDS = 0.25
 TRAINING = "training"  # as a load

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ropaws.batch import Batch, Losses
+from ropaws.core.records import Batch, Losses
 from ropaws.methods import RoPAWS
-from ropaws.methods.contrast import with_contrast
+from ropaws.methods.simclr import with_contrast
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,15 @@ from contrast_alone import ContrastAlone
 from rich.console import Console
 from timing import write_results
 
-from ropaws import recipes
-from ropaws.bench.side_by_side import Job, default_workers, train_all
-from ropaws.config import RunConfig
+from ropaws import Run, recipes, resume, train
+from ropaws.bench.workers import run_all
+from ropaws.core.cores import available_cores
+from ropaws.core.run_layout import CONFIG, EVALUATION, MODEL
+from ropaws.core.terminal import Terminal
 from ropaws.methods import PAWS, Method, RoPAWS, Supervised
-from ropaws.report.tables import COLUMNS, comparison_rows
+from ropaws.report.page import COLUMNS, comparison_rows
+from ropaws.run.config import RunConfig
+from ropaws.run.results import read_evaluation
 
 BASE = recipes.demo()
 DEMO = BASE.method
@@ -43,6 +47,19 @@ VARIANTS: dict[str, RunConfig] = {
 }
 
 
+def measured(job: tuple[RunConfig, Path]) -> dict[str, float]:
+    """Train and test one variant; what an earlier call has done is used again."""
+    config, folder = job
+    if not (folder / MODEL).exists():
+        quiet = Terminal(quiet=True)
+        if (folder / CONFIG).exists():
+            resume(folder, console=quiet)
+        else:
+            train(config, folder, console=quiet)
+    run = Run(folder, console=Terminal(quiet=True))
+    return read_evaluation(folder) if (folder / EVALUATION).exists() else run.evaluate()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,14 +72,15 @@ def main() -> None:
     named = [(name, seed) for seed in range(options.seeds) for name in VARIANTS]
     numbers = {name: number for number, name in enumerate(VARIANTS)}
     jobs = [
-        Job(
-            recipes.with_seed(VARIANTS[name], seed),
-            options.runs / f"variant{numbers[name]}-seed{seed}",
-        )
+        (recipes.with_seed(VARIANTS[name], seed), options.runs / f"variant{numbers[name]}-seed{seed}")
         for name, seed in named
     ]
-    found = train_all(jobs, workers=default_workers(len(jobs)), console=console)
-    for (name, _), figures in zip(named, found, strict=True):
+    for done in run_all(measured, jobs, workers=available_cores(), started=lambda _number: None):
+        if done.result is None:
+            raise RuntimeError(f"{named[done.number]} failed: {done.reason}")
+        console.print(named[done.number], f"{len(jobs)} runs in all")
+    for (name, _), job in zip(named, jobs, strict=True):
+        figures = measured(job)
         for key, values in methods[name].items():
             values.append(figures[key])
     for row in comparison_rows(methods):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from timing import write_results
 
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting, layout
 from ropaws.explore.fitting import Answered
 

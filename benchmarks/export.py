@@ -24,11 +24,17 @@ from timing import interleaved, median_ratio, write_results
 
 from ropaws import Run, export, train_on
 from ropaws.methods import encoder_of
-from ropaws.prediction.exported import ExportedModel, record
-from ropaws.prediction.onnx_files import OnnxModel, to_onnx
-from ropaws.prediction.own_squares import OwnInputs, pool_rows, squares
-from ropaws.prediction.pt2_files import TorchModel, to_pt2
-from ropaws.prediction.quantize import CALIBRATED, EARLY, MOST_COST, compare, quantize
+from ropaws.run.export_graph import IMAGES, ExportedModel, OnnxModel, TorchModel, record, to_onnx, to_pt2
+from ropaws.run.export_model import (
+    CALIBRATED,
+    EARLY,
+    MOST_COST,
+    Samples,
+    compare,
+    pool_rows,
+    quantize,
+    squares,
+)
 
 VEHICLES, ANIMALS = (0, 1, 8, 9), (2, 3, 6, 7)
 LABELS, POOL, OTHERS, TESTS = 10, 150, 100, 200  # images per class
@@ -121,10 +127,10 @@ def main() -> None:
     exact = run.in_full_precision()
     model = ExportedModel(exact)
     program = record(model)
-    graph = to_onnx(program, model.input_name)
+    graph = to_onnx(program, IMAGES)
     labels = exact.corpus.test_labels
     known = torch.arange(len(labels))[labels >= 0]
-    tests = OwnInputs(squares(exact, exact.corpus.test_images, known), labels[known].numpy(), "test images")
+    tests = Samples(squares(exact, exact.corpus.test_images, known), labels[known].numpy(), "test images")
     calibration = squares(exact, exact.corpus.train_images, pool_rows(exact, CALIBRATED))
     before = OnnxModel(graph.SerializeToString())
     ways = {"all convolutions": 0.0, f"all but the first {EARLY:.0%}": EARLY}

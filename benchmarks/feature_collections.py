@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ropaws
-from ropaws.data.datasets.truth import embedded_truth
-from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.sources import DataConfig, load_corpus
 
 VIEWS = 4  # random views of a training image
 CIFAR10_PER_CLASS = 500

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from feature_tasks import Array, Data
+from method_heads import start_encoder, train_head
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.semi_supervised import LabelPropagation, LabelSpreading, SelfTrainingClassifier
 from torch import Tensor
 
 from ropaws import RoPAWSClassifier
-from ropaws.data.features import FeatureRows, principal_components
+from ropaws.classify import head
+from ropaws.classify.head import LabeledRows
+from ropaws.core.features import FeatureRows, main_directions, principal_components
 from ropaws.methods import PAWS, LabeledEmbeddings, Method, RoPAWS
-from ropaws.models.heads import main_directions
-from ropaws.training import feature_head
-from ropaws.training.feature_classifier import LabeledRows, start_encoder, train_head
 
 
 class Answer(NamedTuple):
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 def problem(data: Data, labels: int, seed: int) -> Problem:
     features = FeatureRows(torch.from_numpy(data.features))
     mean, components = (
-        part.float() for part in principal_components(features, min(feature_head.DIMS, features.shape[1]))
+        part.float() for part in principal_components(features, min(head.DIMS, features.shape[1]))
     )
     rows, test = (
         main_directions(torch.from_numpy(part), mean, components).numpy()
@@ -160,7 +160,7 @@ def _trained(method: Method, p: Problem) -> Answer:
     features = FeatureRows(torch.from_numpy(data.features), views)
     labeled = LabeledRows(torch.from_numpy(p.labeled), torch.from_numpy(p.known), data.classes)
     encoder = start_encoder(features)
-    model = train_head(encoder, features, labeled, method, steps=feature_head.STEPS, seed=p.seed)
+    model = train_head(encoder, features, labeled, method, steps=head.STEPS, seed=p.seed)
     with torch.no_grad():
         support = LabeledEmbeddings(encoder([features[labeled.rows]])[0].h, labeled.labels, data.classes)
         found = method.predict(model, torch.from_numpy(data.test), support)

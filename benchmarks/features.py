@@ -22,9 +22,8 @@ from feature_rivals import METHODS, OURS, Answer, Problem, problem
 from feature_tasks import LABELS, TABLE, Data, load
 from timing import write_results
 
-from ropaws.evaluation.calibration import expected_calibration_error
-from ropaws.evaluation.ood import detection
-from ropaws.runs.atomic import write_json
+from ropaws.core.files import write_json
+from ropaws.insight.metrics import detection, expected_calibration_error
 
 DRAWS = 5
 

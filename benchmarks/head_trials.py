@@ -24,8 +24,8 @@ from features import cell_file, figures
 from timing import write_results
 
 from ropaws import RoPAWSClassifier
-from ropaws.runs.atomic import write_json
-from ropaws.training import feature_head
+from ropaws.classify import head
+from ropaws.core.files import write_json
 
 DRAWS = 1
 LABELS = (4,)  # per class
@@ -39,29 +39,29 @@ class Variant(NamedTuple):
     views: int | None = None  # random views at most
 
 
-METHOD = feature_head.METHOD
+OBJECTIVE = head.OBJECTIVE
 VARIANTS: dict[str, Variant] = {
     "default": Variant(),
     "no head": Variant({"head": None}),
     "no logistic regression": Variant({"regression_share": 0.0}),
     "prior by distance": Variant({"prior": "distance"}),
     "no prior": Variant({"prior": None}),
-    "me-max over all images": Variant(training={"METHOD": replace(METHOD, reweight_entropy=False)}),
-    "no propagation": Variant(training={"METHOD": replace(METHOD, semi_supervised_density=False)}),
-    "sharpening 0.25": Variant(training={"METHOD": replace(METHOD, sharpen_temperature=0.25)}),
+    "me-max over all images": Variant(training={"OBJECTIVE": replace(OBJECTIVE, reweight_entropy=False)}),
+    "no propagation": Variant(training={"OBJECTIVE": replace(OBJECTIVE, semi_supervised_density=False)}),
+    "sharpening 0.25": Variant(training={"OBJECTIVE": replace(OBJECTIVE, sharpen_temperature=0.25)}),
     "100 steps": Variant({"steps": 100}),
     "no views": Variant(views=0),
 }
 
 
 def answer(variant: Variant, p: Problem) -> Answer:
-    before = {name: getattr(feature_head, name) for name in variant.training}
+    before = {name: getattr(head, name) for name in variant.training}
     views = p.data.views
     if variant.views is not None and views is not None:
         views = views[:, : variant.views] if variant.views else None
     try:
         for name, value in variant.training.items():
-            setattr(feature_head, name, value)
+            setattr(head, name, value)
         model = RoPAWSClassifier(random_state=p.seed, **variant.estimator).fit(p.data.features, p.y, views)
         return Answer(
             model.predict_proba(p.data.test),
@@ -70,7 +70,7 @@ def answer(variant: Variant, p: Problem) -> Answer:
         )
     finally:
         for name, value in before.items():
-            setattr(feature_head, name, value)
+            setattr(head, name, value)
 
 
 RIVALS: dict[str, Callable[[Problem], Answer]] = {"logistic regression": logistic_regression, "OSLO": oslo}

@@ -22,38 +22,41 @@ from rich.console import Console
 import ropaws
 from ropaws import recipes
 from ropaws.cli.main import main
-from ropaws.data.augment import AugmentConfig
-from ropaws.data.corpus import Corpus
-from ropaws.data.datasets import archives
-from ropaws.data.datasets.feature_file import read_feature_table, read_features
-from ropaws.data.datasets.npz import read_npz
-from ropaws.data.feature_cache import FeatureStore
-from ropaws.data.files.decoding import UnreadableError, content_key, read_square, read_whole
-from ropaws.data.files.listing import list_labeled
-from ropaws.data.samplers import SupportConfig
-from ropaws.data.sources import DataConfig
-from ropaws.data.splits import read_split
-from ropaws.models import backbone_builder, build_encoder
-from ropaws.models.weights import fit_weights, read_weights
-from ropaws.prediction.predict import predict_images
-from ropaws.report.compare_page import write_comparison
-from ropaws.report.comparison import compare_runs
+from ropaws.core.randomness import SupportConfig
+from ropaws.embedding.backbones import backbone_builder, build_encoder
+from ropaws.embedding.feature_cache import FeatureStore
+from ropaws.embedding.weight_files import fit_weights, read_weights
+from ropaws.pool.augment import AugmentConfig
+from ropaws.pool.content import UnreadableError, content_key, image_size
+from ropaws.pool.corpus import Corpus
+from ropaws.pool.datasets import archives
+from ropaws.pool.datasets.feature_file import read_feature_table, read_features
+from ropaws.pool.datasets.npz import read_npz
+from ropaws.pool.decoding import read_image, read_square
+from ropaws.pool.listing import list_labeled
+from ropaws.pool.sources import DataConfig
+from ropaws.pool.splits import read_split
+from ropaws.report.compare_page import compare_runs, write_comparison
 from ropaws.report.run_files import RunFiles
 from ropaws.report.run_page import render
 from ropaws.report.verdict import verdict
-from ropaws.runs.run import Run, read_run_config
+from ropaws.run.predict import predict
+from ropaws.run.run import Run, read_run_config
+from ropaws.run.train_state import build
 from ropaws.training.checkpoint import load_checkpoint, restore
-from ropaws.training.parts import build
 
 REFUSALS = (ValueError, OSError, MemoryError, UnreadableError)  # what the command line says in one line
 QUIET = Console(quiet=True)
-RUN, WHOLE, IMAGES, OUTSIDE = "run", "whole", "images", "outside"
+RUN, WHOLE, IMAGES, FOREIGN, OUTSIDE = "run", "whole", "images", "foreign", "outside"
 FORMATS = {
     "rgb.png": {}, "gray16.png": {}, "palette.png": {}, "alpha.png": {}, "plain.jpg": {"quality": 80},
     "progressive.jpg": {"progressive": True}, "cmyk.jpg": {}, "lossy.webp": {}, "plain.gif": {},
     "lossless.webp": {"lossless": True}, "plain.bmp": {}, "plain.tif": {},
     "packed.tif": {"compression": "tiff_lzw"},
 }  # fmt: skip
+# Formats that Pillow knows and that are not read, under names of those that are: some start programs, some
+# take memory before their size is known.
+NOT_READ = {"postscript.jpg": "EPS", "icon.png": "ICO", "apple.png": "ICNS", "wavelet.jpg": "JPEG2000"}
 
 
 # The sandbox
@@ -73,6 +76,7 @@ def make_sandbox(folder: Path) -> None:
     )
     shutil.copy(run / "model.safetensors", folder / "init.safetensors")
     _write_images(folder / IMAGES)
+    _write_foreign(folder / FOREIGN)
     _write_tables(folder)
     _write_archives(folder)
     (folder / OUTSIDE).mkdir()
@@ -139,6 +143,14 @@ def _write_images(folder: Path) -> None:
         modes.get(name, rgb).save(folder / name, **options)
 
 
+def _write_foreign(folder: Path) -> None:
+    folder.mkdir()
+    for name, kind in NOT_READ.items():
+        Image.new("RGB", (64, 64), "red").save(folder / name, kind)
+    cards = ["SIMPLE  = T", "BITPIX  = 8", "NAXIS   = 2", "NAXIS1  = 30000", "NAXIS2  = 30000", "END"]
+    (folder / "stars.png").write_bytes("".join(card.ljust(80) for card in cards).ljust(2880).encode())
+
+
 def _write_tables(folder: Path) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -178,13 +190,13 @@ def facts(box: Path) -> None:
 
 def _label_an_image(box: Path) -> None:
     """Opens config, data facts, weights and labeled embeddings, and uses them."""
-    found = predict_images(Run(box / RUN, device="cpu", console=QUIET), box / IMAGES / "rgb.png")
+    found = predict(Run(box / RUN, device="cpu", console=QUIET), box / IMAGES / "rgb.png")
     assert 0 <= found[0].confidence <= 1, found
 
 
 def as_trained(box: Path) -> None:
     """The device is the run's own word."""
-    predict_images(Run(box / RUN, console=QUIET), box / IMAGES / "rgb.png")
+    predict(Run(box / RUN, console=QUIET), box / IMAGES / "rgb.png")
 
 
 def page(box: Path) -> None:
@@ -212,7 +224,7 @@ def checkpoint(box: Path) -> None:
         _parts[run] = build(whole.config, whole.corpus, whole.facts, torch.device("cpu"), "fp32", QUIET)
     parts = _parts[run]
     restore(
-        load_checkpoint(run, torch.device("cpu"), lambda line: None),
+        load_checkpoint(run, lambda line: None),
         parts.model,
         parts.optimizer,
         parts.scaler,
@@ -277,7 +289,21 @@ def image(name: str) -> Callable[[Path], None]:
     def read(box: Path) -> None:
         content_key(box / IMAGES / name)
         assert read_square(box / IMAGES / name, 32).shape == (32, 32, 3)
-        assert read_whole(box / IMAGES / name, 32).pixels.shape == (32, 32, 3)
+        assert read_image(box / IMAGES / name, 32, "whole").square.shape == (32, 32, 3)
+
+    return read
+
+
+def foreign(name: str) -> Callable[[Path], str]:
+    def read(box: Path) -> str:
+        """Refused, damaged or not, unless a change has made an image of it."""
+        content_key(box / FOREIGN / name)
+        try:
+            read_square(box / FOREIGN / name, 32)
+            image_size(box / FOREIGN / name)
+        except UnreadableError as error:
+            return f"ropaws: {error}"
+        return "read"
 
     return read
 
@@ -294,6 +320,8 @@ COMMANDS = (
     ("train", "--resume", "RUN", "--no-report"),
     ("finetune", "RUN", "--rates", "0.1", "--epochs", "1"),
     ("check", "--labeled", "TABLE", "--unlabeled", "IMAGES"),
+    ("check", "--labeled", "TABLE", "--unlabeled", "FOREIGN"),
+    ("predict", "RUN", "FOREIGN", "--out", "OUT.csv"),
     ("embed", "IMAGES", "--init", "INIT", "--backbone", "small-8", "--out", "OUT.npz"),
     (
         "train",
@@ -315,9 +343,10 @@ COMMANDS = (
 def command(words: tuple[str, ...], box: Path) -> str:
     """What the command said; an exit code other than 0 and 2 is an error."""
     named = {
-        "RUN": RUN, "WHOLE": WHOLE, "IMAGES": IMAGES, "FEATURES": "features.npy", "TABLE": "table.csv",
-        "DATA": "data.npz", "INIT": "init.pth", "NEW": "new", "CONFIG": f"{RUN}/config.json",
-        "OUT.csv": "out.csv", "OUT.jsonl": "out.jsonl", "OUT.html": "out.html", "OUT.npz": "out.npz",
+        "RUN": RUN, "WHOLE": WHOLE, "IMAGES": IMAGES, "FOREIGN": FOREIGN, "TABLE": "table.csv",
+        "FEATURES": "features.npy", "DATA": "data.npz", "INIT": "init.pth", "NEW": "new",
+        "CONFIG": f"{RUN}/config.json", "OUT.csv": "out.csv", "OUT.jsonl": "out.jsonl",
+        "OUT.html": "out.html", "OUT.npz": "out.npz",
     }  # fmt: skip
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -401,6 +430,10 @@ READERS = [
     *(
         Reader(f"image {name}", f"{IMAGES}/{name}", files.image_changed, image(name), 2_000)
         for name in FORMATS
+    ),
+    *(
+        Reader(f"not an image {name}", f"{FOREIGN}/{name}", files.bytes_changed, foreign(name), 500)
+        for name in (*NOT_READ, "stars.png")
     ),
 ]  # fmt: skip
 TARGETS = sorted({reader.file for reader in READERS if reader.file not in ("segment", "batch", "images.gz")})

@@ -28,10 +28,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-from ropaws.evaluation.label_errors import label_quality, rank_label_errors
-from ropaws.evaluation.leave_one_out import main_directions
-from ropaws.evaluation.logistic import unit_rows
-from ropaws.methods.soft_nn import LabeledEmbeddings, leave_one_out
+from ropaws.classify.logistic import unit_rows
+from ropaws.classify.soft_nn import LabeledEmbeddings, leave_one_out
+from ropaws.insight.label_errors import label_quality, main_directions, rank_label_errors
 
 RESULT = Path(__file__).parent / "results/label_errors.json"
 PER_CLASS, RATES, FLIPS = (5, 25, 100), (0.1, 0.2), ("any", "similar")

@@ -32,17 +32,17 @@ from timing import interleaved, median_ratio, write_results
 from torch.utils.data import DataLoader, Dataset
 
 from ropaws import recipes
-from ropaws.batch import Batch
-from ropaws.data.augment import Normalization
-from ropaws.data.files.cache import SquareCache
-from ropaws.data.files.decoding import read_batch
-from ropaws.data.files.streaming import ImageStack
-from ropaws.data.files.whole import Crop, squeeze
-from ropaws.data.files.worker_pool import map_in_workers
-from ropaws.data.loaders import BatchStream, TrainingData
-from ropaws.data.samplers import SupportConfig
-from ropaws.models import build_encoder
-from ropaws.training.hardware import keep_freed_memory
+from ropaws.core.hardware import keep_freed_memory
+from ropaws.core.randomness import SupportConfig
+from ropaws.core.records import Batch
+from ropaws.core.worker_pool import map_in_workers
+from ropaws.embedding.backbones import build_encoder
+from ropaws.pool.augment import Normalization
+from ropaws.pool.decoding import read_batch
+from ropaws.pool.square_cache import SquareCache
+from ropaws.pool.streaming import ImageStack
+from ropaws.pool.whole_images import Crop, squeeze
+from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import fit
 from ropaws.training.optim import LARS
 

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 from timing import write_results
 
-from ropaws.data.files.listing import list_unlabeled, merge
+from ropaws.pool.listing import list_unlabeled, merge
 
 WIDTH, HEIGHT, BASE = 96, 72, 640
 CLASSES, LABELED, FOLDER = 3, 20, 1000  # classes, labels of each, files in one folder

@@ -21,21 +21,21 @@ import numpy as np
 import torch
 from feature_collections import _cifar10
 from feature_tasks import TABLE, Data, load
+from method_heads import start_encoder, train_head
 from timing import write_results
 from torch import Tensor, nn
 
-from ropaws.data.features import FeatureRows, principal_components
-from ropaws.evaluation.figures import evaluation_figures
-from ropaws.evaluation.sskde import fit_sskde
+from ropaws.classify import head
+from ropaws.classify.head import LabeledRows
+from ropaws.classify.propagation import pool_posterior
+from ropaws.core.features import FeatureRows, main_directions, principal_components
+from ropaws.core.files import write_json
+from ropaws.insight.baselines import fit_sskde
+from ropaws.insight.metrics import evaluation_figures
 from ropaws.methods import PAWS, LabeledEmbeddings, Method, RoPAWS
-from ropaws.methods.propagation import pool_posterior
-from ropaws.models.heads import main_directions
-from ropaws.runs.atomic import write_json
-from ropaws.training import feature_head
-from ropaws.training.feature_classifier import LabeledRows, start_encoder, train_head
 
 CLASSES = 10
-STEPS = feature_head.STEPS
+STEPS = head.STEPS
 SEEDS = (0, 1, 2)
 MIXES = {
     "none": "CIFAR-10",
@@ -128,7 +128,7 @@ def run_job(job: Job, data: Data) -> dict[str, Any]:
 def projected(data: Data) -> Data:
     """In the main directions of the pool, once for all runs."""
     rows = torch.from_numpy(data.features)
-    mean, components = (part.float() for part in principal_components(FeatureRows(rows), feature_head.DIMS))
+    mean, components = (part.float() for part in principal_components(FeatureRows(rows), head.DIMS))
 
     def project(part: np.ndarray) -> np.ndarray:
         blocks = torch.from_numpy(part).split(1024)
@@ -276,7 +276,7 @@ def main() -> None:
     if len(rows) < len(wanted):
         print(f"{len(wanted) - len(rows)} runs are left to other processes")
         return
-    settings = {"backbone": "EfficientNet-Lite0, ImageNet, frozen, 96 px", "batch": feature_head.BATCH}
+    settings = {"backbone": "EfficientNet-Lite0, ImageNet, frozen, 96 px", "batch": head.BATCH}
     write_results(
         "paper_small",
         {

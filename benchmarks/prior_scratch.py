@@ -19,12 +19,12 @@ from timing import write_results
 
 import ropaws
 from ropaws import Run, RunConfig, recipes
-from ropaws.config import with_steps
-from ropaws.data.datasets.truth import embedded_truth
-from ropaws.evaluation.ood import detection
+from ropaws.core.run_layout import MODEL
+from ropaws.insight.metrics import detection
 from ropaws.methods import RoPAWS
-from ropaws.methods.judged import pool_prior
-from ropaws.runs.layout import MODEL
+from ropaws.methods.pool_calibration import pool_prior
+from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.run.config import with_steps
 
 STEPS = 400  # what the figures in docs/prior.md were measured with
 POOL = RoPAWS(prior="pool")

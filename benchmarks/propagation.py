@@ -35,8 +35,8 @@ from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 from timing import interleaved, median_ratio, read_results, write_results
 
 from ropaws import RoPAWSClassifier
-from ropaws.data.datasets.truth import embedded_truth
-from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.sources import DataConfig, load_corpus
 
 warnings.filterwarnings("ignore", category=ConvergenceWarning)
 DIMS, CLASSES, OTHERS, LABELS = 128, 10, 5, 25

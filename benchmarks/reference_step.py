@@ -34,12 +34,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from ropaws import recipes
 from ropaws.__main__ import WAITING
-from ropaws.config import RunConfig
-from ropaws.data.augment import AugmentConfig, Normalization
-from ropaws.data.loaders import TrainingData
+from ropaws.core.hardware import choose_precision, half_type, keep_freed_memory
+from ropaws.embedding.backbones import build_encoder
 from ropaws.methods import encoder_of
-from ropaws.models import build_encoder
-from ropaws.training.hardware import choose_precision, half_type, keep_freed_memory
+from ropaws.pool.augment import AugmentConfig, Normalization
+from ropaws.run.config import RunConfig
+from ropaws.training.loaders import TrainingData
 from ropaws.training.optim import LARS
 
 RECIPE, CLASSES, IMAGES, WORKERS = "cifar10-25", 10, 4000, 2

@@ -27,18 +27,18 @@ from safetensors.torch import load_file
 from timing import write_results
 
 from ropaws import recipes
-from ropaws.config import to_json
-from ropaws.data.augment import AugmentConfig
-from ropaws.data.samplers import SupportConfig
-from ropaws.data.sources import DataConfig
-from ropaws.runs.atomic import write_json
+from ropaws.core.files import write_json
+from ropaws.core.randomness import SupportConfig
+from ropaws.pool.augment import AugmentConfig
+from ropaws.pool.sources import DataConfig
+from ropaws.run.config import to_json
 
 CLASSES, LABELED, POOL, CORRUPT = 4, 5, 200, 10
 # Runs `ropaws`, but every twentieth image takes a tenth of a second, as on a disk that others use.
 SLOW = """
 import sys, time, itertools
-import ropaws.data.files.decoding as images
-import ropaws.data.files.streaming as stacks
+import ropaws.pool.decoding as images
+import ropaws.pool.streaming as stacks
 real, count = images._decode, itertools.count()
 def slow(image, size):
     if next(count) % 20 == 0:

@@ -22,14 +22,14 @@ from timing import interleaved, median_ratio, read_results, write_results
 from torch import nn
 
 from ropaws import recipes
-from ropaws.batch import Batch, Embeddings, Support
-from ropaws.config import RunConfig
-from ropaws.data.corpus import measure_normalization
-from ropaws.data.loaders import BatchStream, TrainingData
+from ropaws.core.hardware import choose_precision, half_type, keep_freed_memory
+from ropaws.core.records import Batch, Embeddings, Support
+from ropaws.embedding.backbones import build_encoder
 from ropaws.methods import METHODS as METHOD_NAMES
 from ropaws.methods import PAWS, Method, RoPAWS, make_method
-from ropaws.models import build_encoder
-from ropaws.training.hardware import choose_precision, half_type, keep_freed_memory
+from ropaws.pool.corpus import measure_normalization
+from ropaws.run.config import RunConfig
+from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.optim import LARS
 
 METHODS: dict[str, Method] = {

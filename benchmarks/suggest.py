@@ -31,11 +31,11 @@ from timing import write_results
 from torch import Tensor
 
 from ropaws import RoPAWSClassifier
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
-from ropaws.evaluation.label_choice import STRATEGIES
-from ropaws.evaluation.logistic import fit_logistic
-from ropaws.evaluation.suggestions import OURS, suggest
-from ropaws.runs.atomic import write_json
+from ropaws.classify.logistic import fit_logistic
+from ropaws.core.files import write_json
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.insight.label_choice import STRATEGIES
+from ropaws.insight.suggestions import OURS, suggest
 
 BUDGETS = (1, 2, 4, 8, 16)  # answers per class
 JUDGES = ("logistic regression", "RoPAWSClassifier")

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from feature_tasks import CIFAR10, TRIALS, Data, Part, Task, load
 from torch import Tensor
 
-from ropaws.data.features import FeatureRows, principal_components
-from ropaws.models.heads import main_directions
+from ropaws.core.features import FeatureRows, main_directions, principal_components
 
 DIMS = 128  # main directions of the features, once for all
 

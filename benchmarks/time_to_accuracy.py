@@ -32,21 +32,25 @@ from timing import write_results
 from torch import Tensor
 
 from ropaws import recipes
-from ropaws.config import RunConfig, TrainConfig
-from ropaws.data.augment import center_view
-from ropaws.data.corpus import UNKNOWN, Corpus
-from ropaws.data.sources import DataConfig, load_corpus
+from ropaws.classify import head
+from ropaws.classify.soft_nn import LabeledEmbeddings
+from ropaws.core.files import write_json
+from ropaws.core.hardware import choose_device, keep_freed_memory
+from ropaws.core.labels import UNLABELED
+from ropaws.core.terminal import Terminal
+from ropaws.embedding.backbones import LITE, PRETRAINED, ModelConfig
+from ropaws.embedding.pretrained import weights_input
+from ropaws.embedding.pretrained_views import cached_view
 from ropaws.methods import encoder_of
-from ropaws.methods.soft_nn import LabeledEmbeddings
-from ropaws.models import LITE, PRETRAINED, ModelConfig, pretrained_input
+from ropaws.pool.augment import center_view
+from ropaws.pool.corpus import Corpus
+from ropaws.pool.sources import DataConfig, load_corpus
 from ropaws.recipes.paper import cifar
-from ropaws.runs.atomic import write_json
-from ropaws.terminal import Terminal
-from ropaws.training import feature_head
-from ropaws.training.hardware import choose_device, keep_freed_memory
+from ropaws.run.auto_config import HEAD_METHOD, HEAD_OPTIM
+from ropaws.run.config import RunConfig, TrainConfig
+from ropaws.run.train_state import TrainState, prepare, stream_of
 from ropaws.training.loop import finish, fit
 from ropaws.training.optim import learning_rate
-from ropaws.training.parts import Parts, prepare, stream_of
 
 SEEDS = (0, 1, 2)
 EPOCHS = {"garments": 20, "features": 30}  # of the paper's 600
@@ -91,21 +95,21 @@ def features(data: Path, work: Path) -> Setting:
         backbone=LITE,
         init=PRETRAINED,
         frozen=True,
-        frozen_views=feature_head.RANDOM_VIEWS,
+        frozen_views=head.RANDOM_VIEWS,
         head="linear",
-        projection_dims=feature_head.DIMS,
+        projection_dims=head.DIMS,
     )
-    known = pretrained_input(model)
+    known = weights_input(model.backbone)
     assert known is not None
     source = DataConfig(source="cifar10", labels_per_class=labels, feature_cache=work / "cache")
     ours = RunConfig(
-        method=feature_head.METHOD,
+        method=HEAD_METHOD,
         model=model,
         data=source,
-        augment=feature_head.cached_view(SIDE, known.interpolation),
-        support=feature_head.head_support([labels] * 10),
-        optim=feature_head.OPTIM,
-        train=TrainConfig(steps=feature_head.STEPS, batch=feature_head.BATCH),
+        augment=cached_view(SIDE, known.interpolation),
+        support=head.head_support([labels] * 10),
+        optim=HEAD_OPTIM,
+        train=TrainConfig(steps=head.STEPS, batch=head.BATCH),
     )
     paper = cifar("cifar10", IN_CLASS + OUTSIDE, labels_per_class=labels)
     paper = replace(
@@ -129,7 +133,7 @@ def _mixed(data: Path) -> Corpus:
         pixels = np.concatenate([ten["train_images"][inside], hundred["train_images"][outside]])
         tests, names = ten["test_images"][:TESTS], tuple(map(str, ten["class_names"]))
         test_labels = ten["test_labels"][:TESTS].astype(np.int64)
-    labels = np.concatenate([truth[inside], np.full(len(outside), UNKNOWN)])
+    labels = np.concatenate([truth[inside], np.full(len(outside), UNLABELED)])
     return Corpus(
         names, _planes(pixels), torch.from_numpy(labels), _planes(tests), torch.from_numpy(test_labels)
     )
@@ -172,7 +176,7 @@ def run(setting: Setting, way: str, seed: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _views(config: RunConfig, parts: Parts, images: Any) -> Tensor:
+def _views(config: RunConfig, parts: TrainState, images: Any) -> Tensor:
     """Test images as the model takes them; of a frozen backbone, their features."""
     view = center_view(images, config.augment.size, parts.facts.normalize, config.augment.interpolation)
     if not config.model.frozen:
@@ -182,7 +186,9 @@ def _views(config: RunConfig, parts: Parts, images: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _accuracy(config: RunConfig, parts: Parts, stream: Any, tests: Tensor, truth: Tensor, step: int) -> float:
+def _accuracy(
+    config: RunConfig, parts: TrainState, stream: Any, tests: Tensor, truth: Tensor, step: int
+) -> float:
     method, split, pool = config.method, parts.facts.split, stream.whole_pool(step)
     model = finish(parts.model, method, pool)
     labeled = pool.map(lambda views: method.embed(model, views), split.indices)

@@ -3,7 +3,7 @@
 Both see the embedded images: five classes with four labels each, and a pool of which half is out-of-class.
 All settings but the method are the same, the seed included. Expect a table in percent with one row per
 method, both well above the chance of 20, and RoPAWS less confident on out-of-class images ("conf. out").
-The other figures mean little after 30 steps; `ropaws demo` takes 250, which is a matter of minutes.
+The other figures mean little after 30 steps; `ropaws demo --from-scratch` takes 250, a matter of minutes.
 """
 
 import sys
@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import ropaws
-from ropaws.config import with_steps
-from ropaws.report.comparison import compare_runs
+from ropaws.report.compare_page import compare_runs
+from ropaws.run.config import with_steps
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp())
 base = with_steps(ropaws.recipes.demo(), 30)

@@ -19,7 +19,7 @@ session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProv
 facts = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
 size = facts["preprocessing"]["size"]
 for path in sorted(Path(sys.argv[2]).rglob("*.jp*g")):
-    image = Image.open(path)
+    image = Image.open(path, formats=["JPEG"])  # whatever a file is called
     image.draft("RGB", (size, size))  # decodes large photographs at a fraction of their size
     image = ImageOps.exif_transpose(image)
     side = min(image.size)

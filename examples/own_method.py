@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import ropaws
-from ropaws.batch import Losses
-from ropaws.config import with_method, with_steps
-from ropaws.data.rand_augment import StrongView, WeakView
-from ropaws.distributed import all_mean
-from ropaws.models.ema import EMA
+from ropaws.core.distributed import all_mean
+from ropaws.core.records import Losses
+from ropaws.methods.classifier import EMA
+from ropaws.pool.rand_augment import StrongView, WeakView
+from ropaws.run.config import with_method, with_steps
 
 
 @dataclass(frozen=True, kw_only=True)

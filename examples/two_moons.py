@@ -23,7 +23,7 @@ from sklearn.datasets import make_moons
 from sklearn.metrics import roc_auc_score
 
 from ropaws import equations as eq
-from ropaws.methods.propagation import Kernel, ask_voters, solve_voters
+from ropaws.classify.propagation import Kernel, ask_voters, solve_voters
 
 SETTINGS = {"temperature": 0.001, "prior_temperature": 0.2}
 OUT = -1  # of no class

@@ -1,4 +1,4 @@
-"""The command-line reference, made from what `ropaws COMMAND --help` prints.
+"""The command-line reference, made from what `ropaws COMMAND --help-all` prints.
 
 mkdocs calls on_page_markdown (mkdocs.yml names this file as a hook), so the page is always current.
 
@@ -29,7 +29,7 @@ class Group(NamedTuple):
 
 
 class Help(NamedTuple):
-    """What a command prints with --help."""
+    """What a command prints with --help-all."""
 
     usage: str
     text: list[str]  # paragraphs; those that start with "ropaws " are examples
@@ -48,14 +48,14 @@ def reference() -> str:
 
 
 def help_of(*arguments: str) -> Help:
-    """Run a command with --help, and take apart what it prints."""
+    """Run a command with --help-all, and take apart what it prints."""
     printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # tyro draws boxes where the encoding has them
     with (
         mock.patch.dict(os.environ, {"COLUMNS": WIDTH, "NO_COLOR": "1"}),
         contextlib.redirect_stdout(printed),
         contextlib.suppress(SystemExit),
     ):
-        main([*arguments, "--help"])
+        main([*arguments, "--help-all"])
     printed.seek(0)
     return parse_help(printed.read())
 

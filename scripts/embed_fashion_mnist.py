@@ -22,7 +22,7 @@ POOL = 500  # images per class in the pool, of all ten classes
 CANDIDATES = 100  # of them, images per known class that may be labeled
 TEST = 200  # images per class in the test set, of all ten classes
 UNKNOWN = -1
-TARGET = Path(__file__).parent.parent / "src/ropaws/data/datasets/embedded"
+TARGET = Path(__file__).parent.parent / "src/ropaws/pool/datasets/embedded"
 
 
 def read_idx(path: Path) -> np.ndarray:

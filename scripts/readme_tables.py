@@ -10,9 +10,9 @@ import statistics
 import sys
 from pathlib import Path
 
-from ropaws.evaluation.accuracy_estimate import audit_half_width, audit_size
+from ropaws.insight.accuracy_estimate import audit_half_width, audit_size
 from ropaws.report import bench_page
-from ropaws.report.tables import COLUMNS, comparison_rows
+from ropaws.report.page import COLUMNS, comparison_rows
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -26,6 +26,27 @@ def comparison(name: str, columns: dict[str, str] = COLUMNS) -> str:
     head = [["method", *columns.values()], ["---", *["---:"] * len(columns)]]
     rows = comparison_rows(read(name)["methods"], columns)
     return "\n".join(f"| {' | '.join(row)} |" for row in head + rows)
+
+
+DEMO_NAMES = {
+    "logistic": "logistic regression",
+    "label-spreading": "LabelSpreading (scikit-learn)",
+    "paws": "PAWS",
+    "ropaws-paper": "RoPAWS as in the paper",
+    "ropaws": "**ropaws**",
+}
+
+
+def demo_table() -> str:
+    """The table of `ropaws demo`."""
+    (setting,) = read("demo")["tables"]
+    found = {row["method"]: row["figures"] for row in setting["rows"]}
+    keys = ("accuracy", "auroc", "ece")
+    rows = [["", *(BENCH_COLUMNS[key] for key in keys)]]
+    for method, name in DEMO_NAMES.items():
+        figures = [_bold(bench_page.shown(found[method][key]), method == "ropaws") for key in keys]
+        rows.append([name, *figures])
+    return table(rows)
 
 
 def ablation() -> str:
@@ -95,6 +116,31 @@ def speed() -> str:
     )
 
 
+def plain_way() -> str:
+    """Folder to labels, ours against a plain script."""
+    found = read("plain_way")
+    cpu, right = found["cpu_seconds"], found["accuracy"]
+    rows = [["", "CPU seconds", "times the plain way", "by the clock", "accuracy"]]
+    rows.append(["plain script", f"{cpu['plain']:.0f}", "1", "1", f"{right['plain']:.1%}"])
+    for name in ("cold", "warm"):
+        ratios = (found[key][name] for key in ("times_its_cpu_seconds", "times_the_plain_way"))
+        figures = [f"{ratio:.2f}" for ratio in ratios]
+        rows.append([f"ours, {name}", f"{cpu[name]:.0f}", *figures, f"{right['ours']:.1%}"])
+    size = f"{found['images']:,} images at {found['size']} px, {found['views']} random views of each"
+    return f"{table(rows)}\n\n{size}; turns: {found['turns']}, on a busy machine."
+
+
+def backbone_views() -> str:
+    """Accuracy of DINOv2-S with few labels, by the size of views and the kind of features."""
+    found = {key: value for key, value in read("backbone_views").items() if key != "machine"}
+    rows = [["images", "view", "class token", "class token and mean of patches"]]
+    for key, values in found.items():
+        name, size = key.split()
+        kinds = (values[kind] for kind in ("class token", "with patches"))
+        rows.append([name, f"{size} px", *(" / ".join(f"{share:.1f}" for share in kind) for kind in kinds)])
+    return table(rows)
+
+
 def reference_step() -> str:
     """The step against the plain way, its parts, and what compiling it brings."""
     results = read("reference_step")
@@ -152,57 +198,6 @@ def posterior() -> str:
     ratios = [results[s]["4096"]["times_as_fast_as_inverse"]["iterative"] for s in ("cifar", "imagenet")]
     ending = f"At M = 4096 the iteration is {ratios[0]} and {ratios[1]} times as fast as the inverse."
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{ending}"
-
-
-def communication() -> str:
-    table = read("communication")["megabytes_sent_a_step"]
-    names = list(table["64"])
-    rows = [["", *table], ["---", *["---:"] * len(table)]]
-    rows += [[name, *(f"{row[name]:,.1f}" for row in table.values())] for name in names]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def messages() -> str:
-    measured = read("communication")["measured"]
-    if not measured:
-        return "Not measured yet: `python benchmarks/communication.py`."
-    several = [size for size in measured if size != "1"]
-    tasks = list(measured["1"]["milliseconds"])
-    rows = [["", *(f"{size} processes" for size in measured)], ["---", *["---:"] * len(measured)]]
-    rows[0][1] = "1 process"
-    rows += [
-        [f"{task}, ms", *(f"{found['milliseconds'][task]:.1f}" for found in measured.values())]
-        for task in tasks
-    ]
-    counts = [sum(measured[size]["messages"].values()) for size in several]
-    rows.append(["messages per step", "-", *(f"{count:.0f}" for count in counts)])
-    for name, key in (
-        ("bytes counted / arithmetic", "counted_against_arithmetic"),
-        ("gloo, latency of an all-reduce, µs", "gloo_latency_microseconds"),
-        ("gloo, MB/s", "gloo_megabytes_per_second"),
-        ("socket, 768 bytes to each, µs", "socket_microseconds"),
-        ("shared memory, 1 MB to each, µs", "memory_microseconds"),
-    ):
-        rows.append([name, "-", *(f"{measured[size][key]:,}" for size in several)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def scaling() -> str:
-    results = read("scaling")
-    names = {"demo": "the demo's network", "wide": "WRN-28-2"}
-    names = {key: name for key, name in names.items() if key in results}
-    if not names:
-        return "Not measured yet."
-    rows = [
-        ["", "weights", "two threads", "two processes", "processes / threads"],
-        ["---", *["---:"] * 4],
-    ]
-    for key, name in names.items():
-        gains = results[key]["times_one_process"]
-        times = [f"{gains[way]}x" for way in ("one process of two threads", "two processes")]
-        ratio = f"{results[key]['processes_against_threads']}"
-        rows.append([name, f"{results[key]['parameters']:,}", *times, ratio])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def soak() -> str:
@@ -496,6 +491,24 @@ def trials() -> str:
     return table(rows)
 
 
+def imbalance() -> str:
+    methods = {
+        "logistic regression": "LR",
+        "the same, balanced": "LR, balanced",
+        "class means": "class means",
+        "LabelSpreading": "LabelSpreading",
+        "RoPAWSClassifier, uniform": "uniform",
+        "RoPAWSClassifier": "**auto**",
+        "RoPAWSClassifier, true frequencies": "true",
+    }
+    rows = [["features", "out-of-class", "ratio", "labels", *methods.values(), "draws"]]
+    for name, row in read("imbalance")["settings"].items():
+        network, junk, ratio, kind, _ = name.split(", ")
+        figures = [f"{row[method]['accuracy']:.1f}" for method in methods]
+        rows.append([network, junk, ratio, kind, *figures, str(row["draws"])])
+    return table(rows)
+
+
 def scratch() -> str:
     found = read("prior_scratch")
     names = {
@@ -633,14 +646,6 @@ def explore_refit() -> str:
     return table(rows)
 
 
-def demo_time() -> str:
-    found = read("demo_time")
-    rows = [["runs at a time", f"seconds of `make demo` on {found['cores']} cores", "load average before"]]
-    for workers, one in sorted(found["workers"].items(), reverse=True):
-        rows.append([workers, f"{one['seconds']:.0f}", f"{one['load_average_before']:.1f}"])
-    return table(rows)
-
-
 def time_to_accuracy() -> str:
     """Seconds to the accuracy that the paper's settings end with, means over the seeds."""
     names = {"garments": "garments, from scratch", "features": "CIFAR-10 + CIFAR-100, head on features"}
@@ -688,7 +693,6 @@ def time_to_accuracy() -> str:
 
 
 SECTIONS = {
-    "demo-time": demo_time,
     "time-to-accuracy": time_to_accuracy,
     "explore-map": explore_map,
     "explore-refit": explore_refit,
@@ -697,20 +701,20 @@ SECTIONS = {
     "accuracy-overall": lambda: accuracy_estimate("overall"),
     "audit-sizes": audit_sizes,
     "scratch": scratch,
+    "imbalance": imbalance,
     "features-accuracy": lambda: feature_table("accuracy"),
     "features-auroc": lambda: feature_table("auroc"),
     "features-calibration": feature_calibration,
     "features-bar": feature_bar,
     "trials": trials,
-    "demo": lambda: comparison("demo"),
+    "demo": demo_table,
     "ablation": ablation,
     "speed": speed,
     "reference-step": reference_step,
+    "plain-way": plain_way,
+    "backbone-views": backbone_views,
     "busy": busy,
     "posterior": posterior,
-    "communication": communication,
-    "messages": messages,
-    "scaling": scaling,
     "soak": soak,
     "paper-main": paper_main,
     "paper-ablation": paper_ablation,
@@ -879,6 +883,7 @@ HOSTILE = {  # beginning of a reader's name: row of the table
     "config.json": "`config.json`, then the network is built and used",
     "page: ": "any JSON file of a run, shown by `report` and `compare`",
     "image ": "images: PNG, JPEG, WebP, GIF, BMP, TIFF",
+    "not an image ": "other formats under the names of images",
     "weights ": "weight files for `--init`",
     "features ": "feature files",
     "table ": "tables, `.csv` and `.parquet`",

@@ -21,6 +21,19 @@ def chromium():
     return found
 
 
+@pytest.fixture(scope="session")
+def browser(chromium):
+    """It, driven by Playwright: one for all tests, as a thread can drive no second one."""
+    if os.environ.get(REQUIRE_BROWSER):
+        import playwright.sync_api as playwright
+    else:
+        playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
 def pytest_terminal_summary(terminalreporter):
     left_out = [r for r in terminalreporter.stats.get("skipped", ()) if NO_BROWSER in str(r.longrepr)]
     if left_out:

@@ -197,19 +197,23 @@ def leave_one_out(support, labels, classes, temperature):
     return out
 
 
-def log_density_ratio(x, labeled, classes, pool, temperature):
+def log_density_ratio(x, labeled, classes, pool, temperature, prior=None):
     """log p(x | in) - log p(x) of one point: mean over classes of the mean kernel, against the pool's."""
     inside = []
     for label in sorted(set(classes)):
         own = [z for z, c in zip(labeled, classes, strict=True) if c == label]
-        inside.append(sum(math.exp((float(x @ z) - 1) / temperature) for z in own) / len(own))
+        frequency = 1 / len(set(classes)) if prior is None else prior[label]
+        inside.append(frequency * sum(math.exp((float(x @ z) - 1) / temperature) for z in own) / len(own))
     around = sum(math.exp((float(x @ z) - 1) / temperature) for z in pool) / len(pool)
-    return math.log(sum(inside) / len(inside)) - math.log(around)
+    return math.log(sum(inside)) - math.log(around)
 
 
-def refined_means(labeled, classes, pool, label_weight, inlier_temperature, class_temperature, rounds):
+def refined_means(
+    labeled, classes, pool, label_weight, inlier_temperature, class_temperature, rounds, prior=None
+):
     """OSLO (Boudiaf et al. 2023), point by point; the mean of a class is taken as a direction."""
     names = sorted(set(classes))
+    prior = [1.0] * len(names) if prior is None else prior
     sums = [sum(z for z, c in zip(labeled, classes, strict=True) if c == name) for name in names]
     means = [s / np.linalg.norm(s) for s in sums]
     shares = [[1 / len(names)] * len(names) for _ in pool]
@@ -219,7 +223,9 @@ def refined_means(labeled, classes, pool, label_weight, inlier_temperature, clas
             cosines = [float(x @ m) for m in means]
             total = sum(z * c for z, c in zip(shares[i], cosines, strict=True))
             inlier = 1 / (1 + math.exp(-total / inlier_temperature))
-            powers = [math.exp(inlier * c / class_temperature) for c in cosines]
+            powers = [
+                p * math.exp(inlier * c / class_temperature) for p, c in zip(prior, cosines, strict=True)
+            ]
             shares[i] = [p / sum(powers) for p in powers]
             for k in range(len(names)):
                 gathered[k] = gathered[k] + inlier * shares[i][k] * x
@@ -549,3 +555,30 @@ def held_out_prototype_scores(embedded, labels, classes):
                 best = max(best, float(np.dot(row, mean) / np.linalg.norm(mean)))
         scores.append(best)
     return scores
+
+
+def closeness(mean, prior):
+    """log C - KL(mean || prior)."""
+    return math.log(len(mean)) - sum(m * math.log(m / p) for m, p in zip(mean, prior, strict=True) if m > 0)
+
+
+def with_class_prior(mass, prior):
+    """Bayes' rule: what is left of a point is its likelihood, which the prior then multiplies."""
+    out = np.zeros_like(mass)
+    for i, row in enumerate(mass):
+        joint = [q * p for q, p in zip(row, prior, strict=True)]
+        out[i] = [value / sum(joint) * sum(row) for value in joint]
+    return out
+
+
+def class_frequencies(probs, weights, center, strength, rounds):
+    """EM of Saerens et al. (2002), point by point, with `strength` more points spread as the center."""
+    found = list(center)
+    for _ in range(rounds):
+        counts = [strength * share for share in center]
+        for row, weight in zip(probs, weights, strict=True):
+            joint = [p * share for p, share in zip(row, found, strict=True)]
+            for y, value in enumerate(joint):
+                counts[y] += weight * value / sum(joint)
+        found = [count / sum(counts) for count in counts]
+    return np.array(found)

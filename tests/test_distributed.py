@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,13 +15,17 @@ import torch
 from safetensors.torch import load_file
 
 import ropaws
-from ropaws import distributed
-from ropaws.config import to_json
-from ropaws.data.samplers import SupportConfig, support_share
-from ropaws.distributed import Place, planned, share
-from ropaws.runs.atomic import write_json
+from ropaws.core import distributed
+from ropaws.core.distributed import Rank, planned, share
+from ropaws.core.files import write_json
+from ropaws.core.randomness import SupportConfig, support_share
+from ropaws.embedding.efficientnet_lite import weight_file
+from ropaws.pool.streaming import ImageStack
+from ropaws.run.config import to_json
+from ropaws.run.train import _contents
 from tests import tiny
 from tests.methods.rivals import RIVALS
+from tests.photos import make_photos
 
 ROOT = Path(__file__).parent.parent
 WORKER = ROOT / "tests/torchrun_worker.py"
@@ -50,22 +55,36 @@ def torchrun(processes, *command, **options):
     )
 
 
-def run_worker(task, folder, processes):
+def run_worker(folder, processes, *tasks):
+    """What each task returns in the first process."""
     if processes == 1:
-        command = [sys.executable, str(WORKER), task, str(folder)]
+        command = [sys.executable, str(WORKER), str(folder), *tasks]
         done = subprocess.run(
             command, env=environment(), capture_output=True, text=True, timeout=240, check=False
         )
     else:
-        done = torchrun(processes, WORKER, task, folder, check=False)
-    result = folder / f"{task}-{processes}.pt"
-    assert result.exists(), done.stderr  # judged by its result: see the worker's last line
-    return torch.load(result, weights_only=True)
+        done = torchrun(processes, WORKER, folder, *tasks, check=False)
+    results = {task: folder / f"{task}-{processes}.pt" for task in tasks}
+    assert all(file.exists() for file in results.values()), done.stderr  # see the worker's last line
+    return {task: torch.load(file, weights_only=True) for task, file in results.items()}
 
 
-def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(tmp_path):
+@pytest.fixture(scope="module")
+def in_one(tmp_path_factory):
+    """What the tasks find in a single process."""
+    return run_worker(tmp_path_factory.mktemp("one"), 1, "steps", "synced_norm")
+
+
+@pytest.fixture(scope="module")
+def in_two(tmp_path_factory):
+    """What the tasks find in two processes, which are started once for all of them."""
+    folder = tmp_path_factory.mktemp("two")
+    return run_worker(folder, 2, "steps", "synced_norm", "functions", "left_out", "other_data")
+
+
+def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(in_one, in_two):
     """All methods, with and without classes of their own for each process, views, small crops."""
-    one, two = (run_worker("steps", tmp_path, processes) for processes in (1, 2))
+    one, two = in_one["steps"], in_two["steps"]
     assert len(one) == 24 + len(RIVALS)
     for name, expected in one.items():
         found = two[name]
@@ -86,12 +105,8 @@ def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(tmp_pat
             torch.testing.assert_close(found["buffers"][key], value, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
-def test_collectives_with_rows_that_differ_in_number(tmp_path):
-    found = run_worker("functions", tmp_path, 2)
-    assert found["sockets"]
-    assert found["memory"]
-    for name, value in found["by_gloo"].items():
-        torch.testing.assert_close(value, found[name], rtol=0, atol=0)
+def test_collectives_with_rows_that_differ_in_number(in_two):
+    found = in_two["functions"]
     whole = torch.arange(10.0).view(5, 2)
     weights = torch.linspace(1, 2, 10).view(5, 2)
     assert torch.equal(found["gathered"], whole)
@@ -100,11 +115,6 @@ def test_collectives_with_rows_that_differ_in_number(tmp_path):
     torch.testing.assert_close(found["mean_gradient"], torch.tensor([3 * 1.5**2]))
     assert float(found["sum"]) == 4
     assert (found["any"], found["none"], found["size"]) == (True, False, 2)
-    everywhere, once, *without = found["mean_gradients"]
-    assert everywhere.tolist() == [1.5, 1.5]
-    assert once.tolist() == [0.5, 0.5]
-    assert without == [None, None]  # zeros would let weight decay change a weight that no process uses
-
     together, numbers, flags = found["together"]
     assert torch.equal(together, whole)
     assert torch.equal(found["known"], whole)
@@ -112,28 +122,51 @@ def test_collectives_with_rows_that_differ_in_number(tmp_path):
     assert flags.tolist() == [False, True, True, True, True]
 
 
-def test_gradients_exchanged_during_the_backward_pass_are_the_same_to_the_bit(tmp_path):
-    for name, ways in run_worker("exchange", tmp_path, 2).items():
-        assert len(ways["after"]) == 3
-        for after, during in zip(ways["after"], ways["during"], strict=True):
-            assert after.keys() == during.keys(), name
-            assert all(torch.equal(value, during[key]) for key, value in after.items()), name
+def test_a_process_may_leave_a_layer_out(in_two):
+    """Gradients are means all the same; a weight that no process uses has none, or it would decay."""
+    found = in_two["left_out"]
+    for step in found["steps"]:
+        for name, gradient, expected in zip(
+            found["names"], *map(step.get, ("gradients", "expected")), strict=True
+        ):
+            if name.startswith("aside"):
+                assert gradient is None
+            else:
+                torch.testing.assert_close(gradient, expected)
 
 
-def test_buckets_are_sent_while_the_backward_pass_runs(tmp_path):
-    found = run_worker("overlap", tmp_path, 2)
-    assert found["buckets"] == [6, 6, 6]  # the first has the layer that goes unused
-    _, *steps = "; ".join(found["events"]).split("step ")
-    # At first the unused layer's bucket is awaited; from then on it is the last.
-    first = "pass over; bucket 0; bucket 1; bucket 2"
-    assert first in steps[0]
-    for step in steps[1:]:
-        order = step.split("; ")
-        assert order.index("bucket 1") < order.index("layer 2")
-        assert order.index("bucket 1") < order.index("bucket 2") < order.index("pass over")
-        assert order.index("bucket 0") == order.index("pass over") + 1
-    layers = {f"0.{number}.{kind}" for number in range(8) for kind in ("weight", "bias")}
-    assert all(gradients.keys() == layers for gradients in found["gradients"])
+def test_processes_that_see_different_data_refuse_to_train(in_two):
+    """One line, the same in every process: what differs, which item, and who has it."""
+    found = in_two["other_data"]
+    expected = {
+        "missing": "training images: only process 0 has 'pool/39.jpg';",
+        "renamed": "training images: only process 0 has 'pool/0.jpg', only process 1 has 'pool/new.jpg';",
+        "pixel": "contents of training images: only process 0 has ",
+        "replaced": f"contents of training images: only process 0 has 'pool/7.jpg (content {'07' * 8})'",
+        "streamed": "contents of training images: only process 0 has '2.bmp (content ",
+        "label": "labels: only process 0 has 'pool/3.jpg: no class', only process 1 has 'pool/3.jpg: col",
+        "classes": "classes: only process 0 has 'block', only process 1 has 'blocks';",
+        "seed": "settings: only process 0 has '--train.seed 0', only process 1 has '--train.seed 5';",
+        "precision": "precisions: only process 0 has '--train.precision fp32', only process 1 has",
+        "same": "",
+    }
+    assert found.keys() == expected.keys()
+    for name, said in found.items():
+        assert said[0] == said[1]
+        assert expected[name] in said[0]
+        assert (said[0] == "") == (name == "same")
+
+
+def test_files_that_are_read_while_training_are_compared_one_by_one(tmp_path):
+    """So that the line names the file that another process has with another size."""
+    names = [str(tmp_path / name) for name in ("a.png", "b.png")]
+    seen = []
+    for size in (10, 11):
+        Path(names[0]).write_bytes(b"x" * 10)
+        Path(names[1]).write_bytes(b"x" * size)
+        seen.append(_contents(ImageStack([Path(name) for name in names], 8), names, None))
+    assert seen[0][0] == seen[1][0]
+    assert [items[1] for items in seen] == [f"{names[1]} (10 bytes)", f"{names[1]} (11 bytes)"]
 
 
 @pytest.mark.parametrize("said", [None, "3"])
@@ -142,14 +175,16 @@ def test_processes_share_the_cores_unless_the_user_says_otherwise(tmp_path, monk
     if said is not None:
         chosen["OMP_NUM_THREADS"] = said
     monkeypatch.setattr("tests.test_distributed.environment", lambda: chosen)
-    found = run_worker("threads", tmp_path, 2)["threads"]
+    found = run_worker(tmp_path, 2, "threads")["threads"]["threads"]
     assert found == [1, 4 if said is None else 1, 3, 1]
 
 
-def test_batch_norm_sees_the_global_batch(tmp_path):
-    one, two = (run_worker("synced_norm", tmp_path, processes) for processes in (1, 2))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value)
+def test_batch_norm_sees_the_global_batch(in_one, in_two):
+    """One process has torch's own batch norm; the types are those of autocast too."""
+    one, two = in_one["synced_norm"], in_two["synced_norm"]
+    for kind, expected in one.items():
+        for name, value in expected.items():
+            torch.testing.assert_close(two[kind][name], value, msg=lambda m, at=(kind, name): f"{at}: {m}")
 
 
 @pytest.fixture
@@ -204,7 +239,40 @@ def test_a_run_of_two_processes_is_that_of_one(settings, tmp_path):
     one = ropaws.train(settings, tmp_path / "one")
     done = train_with(2, tmp_path, tmp_path / "two")
     assert done.stdout.count("Trained:") == 1  # only one process speaks
+    assert "find_unused_parameters" not in done.stderr  # nor does torch, of what a person cannot change
+    names = load_file(tmp_path / "two" / "model.safetensors").keys()
+    assert names == load_file(one / "model.safetensors").keys()  # no prefix of what wraps the model
     assert_close_runs(one, tmp_path / "two")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])  # fp32: above
+def test_two_processes_train_in_half_precision(settings, tmp_path, precision):
+    train_with(2, tmp_path, tmp_path / "run", "--no-report", "--train.precision", precision)
+    one = replace(settings, train=replace(settings.train, precision=precision))
+    losses = [
+        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (tmp_path / "run", ropaws.train(one, tmp_path / "one"))
+    ]
+    assert losses[0] == pytest.approx(losses[1], abs=0.05)
+
+
+FORCED = pytest.param(("--train.precision", "fp32"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [(), FORCED])
+@pytest.mark.parametrize("line", [0, 1])
+def test_the_commands_of_the_page_on_scale_run(tmp_path, line, options):
+    """The demo, and frozen features of a person's own images; with the precision that this CPU is fast at."""
+    if line == 1 and weight_file() is None:
+        pytest.skip("the pretrained network is not installed")
+    make_photos(tmp_path)
+    page = (ROOT / "docs/scale.md").read_text()
+    command = re.findall(r"^torchrun --nproc-per-node 2 (.*)$", page, re.M)[line].split()
+    done = torchrun(2, *command, *options, "--train.steps", 6, cwd=tmp_path, check=False)
+    assert "Trained:" in done.stdout, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "report.html").exists()
+    assert json.loads((run / "environment.json").read_text())["processes"] == 2
 
 
 def test_a_run_may_be_resumed_with_another_number_of_processes(settings, tmp_path):
@@ -244,57 +312,78 @@ def test_batches_that_cannot_be_shared_are_refused(settings, tmp_path):
     assert not (tmp_path / "run/config.json").exists()  # torchrun may kill the first before it has tidied up
 
 
-def test_a_process_that_cannot_join_is_an_error(settings, tmp_path):
+def start_alone(rank, folder, *options, **variables):
+    """One of two processes, as a launcher without a watch over them would start it."""
+    said = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), **variables}
+    command = [sys.executable, "-m", "ropaws", "train", str(folder / "config.json"),
+               "--out", str(folder / "run"), *options]  # fmt: skip
+    return subprocess.Popen(
+        command, env={**environment(), **said}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_process_that_does_not_know_the_others_is_an_error(settings, tmp_path):
     """Never a silent training of its own."""
-    said = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    command = [
-        sys.executable,
-        "-m",
-        "ropaws",
-        "train",
-        str(tmp_path / "config.json"),
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    done = subprocess.run(command, env={**environment(), **said}, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "process 1 of 2 does not know where to meet the others" in done.stderr
-    code = (
-        "import torch, ropaws.distributed as d\n"
-        "from datetime import timedelta\n"
-        "d.MINUTES = 1 / 30\n"
-        "with d.joined(torch.device('cpu')): pass\n"
-    )
-    nowhere = {**said, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    alone = [sys.executable, "-c", code]
-    done = subprocess.run(
-        alone, env={**environment(), **nowhere}, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode != 0
-    assert "process 1 of 2 could not join the others at 127.0.0.1" in done.stderr
+    process = start_alone(1, tmp_path)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "process 1 of 2 does not know where to meet the others" in said
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_waits_for_another_in_vain_gives_up(settings, tmp_path, rank):
+    """The one that the others look for, and one that looks for it."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    process = start_alone(rank, tmp_path, "--timeout", "2s", **meeting)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2
+    at = f"at 127.0.0.1:{meeting['MASTER_PORT']} within 2 s"
+    assert f"process {rank} of 2 could not join the others {at}" in said
+    assert "give them more time with --timeout" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_dies_is_named_by_the_others(settings, tmp_path):
+    long = replace(settings, train=replace(settings.train, steps=100_000, checkpoint_every=1))
+    write_json(tmp_path / "config.json", to_json(long))
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    first, second = (start_alone(rank, tmp_path, **meeting) for rank in (0, 1))
+    try:
+        tiny.wait_for_steps(first, tmp_path / "run", 2)
+        second.kill()
+        _, said = first.communicate(timeout=120)
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+    assert first.returncode == 2
+    assert "process 0 of 2 lost another one, which has ended or does not answer" in said
+    assert f"`ropaws train --resume {tmp_path / 'run'}`" in said
+    assert "a fault of ropaws" not in said
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["next_step"] > 1
 
 
 def test_launchers_are_understood():
-    assert planned({}) == Place(0, 1, 0)
-    assert planned({"RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}) == Place(5, 16, 1)
+    assert planned({}) == Rank(0, 1, 0)
+    assert planned({"RANK": "5", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}) == Rank(5, 16, 1)
     slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "2"}
-    assert planned(slurm) == Place(3, 4, 2)
-    assert planned({**slurm, "SLURM_NTASKS": "1"}) == Place(0, 1, 0)  # a shell inside an allocation
+    assert planned(slurm) == Rank(3, 4, 2)
+    assert planned({**slurm, "SLURM_NTASKS": "1"}) == Rank(0, 1, 0)  # a shell inside an allocation
 
 
 def test_shares_cover_everything_once():
     for rows in (0, 1, 7, 12):
         for size in (1, 2, 3, 5):
-            shares = [share(rows, Place(rank, size)) for rank in range(size)]
+            shares = [share(rows, Rank(rank, size)) for rank in range(size)]
             assert [i for part in shares for i in range(rows)[part]] == list(range(rows))
     for unique in (False, True):
         config = SupportConfig(images_per_class=3, unique_classes_per_process=unique)
-        parts = [support_share(15, config, Place(rank, 2)) for rank in range(2)]
+        parts = [support_share(15, config, Rank(rank, 2)) for rank in range(2)]
         assert torch.cat(parts).sort().values.tolist() == list(range(15))
         if unique:
             assert not {i // 3 for i in parts[0].tolist()} & {i // 3 for i in parts[1].tolist()}
     with pytest.raises(ValueError, match="too few classes for 6 processes"):
-        support_share(15, SupportConfig(images_per_class=3, unique_classes_per_process=True), Place(5, 6))
+        support_share(15, SupportConfig(images_per_class=3, unique_classes_per_process=True), Rank(5, 6))
 
 
 def test_in_a_single_process_everything_is_itself():
@@ -303,4 +392,4 @@ def test_in_a_single_process_everything_is_itself():
     assert distributed.all_mean(value) is value
     assert not distributed.gather_constants(value).requires_grad
     distributed.wait_for_all()
-    assert distributed.place() == Place(0, 1, 0)
+    assert distributed.place() == Rank(0, 1, 0)

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from ropaws.cli.main import COMMANDS, main
-from ropaws.config import RunConfig
+from ropaws.core import run_layout as layout
 from ropaws.methods import METHODS, Method
-from ropaws.runs import layout
+from ropaws.run.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -43,7 +43,7 @@ def commands(page):
 def help_text(*command):
     printed = io.StringIO()
     with redirect_stdout(printed), pytest.raises(SystemExit) as end:
-        main([*command, "--help"])
+        main([*command, "--help-all"])
     assert not end.value.code
     return printed.getvalue()
 
@@ -157,7 +157,7 @@ def test_the_page_on_methods_has_every_hook():
 
 def test_the_page_on_experiments_has_every_file_of_a_run_folder():
     text = (DOCS / "runs.md").read_text()
-    names = [name for name in vars(layout) if name.isupper() and not name.startswith("FORMER_")]
+    names = [name for name in vars(layout) if name.isupper()]
     files = [value for name in names if isinstance(value := getattr(layout, name), str)]
     assert len(files) > 15
     for file in files:
@@ -165,8 +165,8 @@ def test_the_page_on_experiments_has_every_file_of_a_run_folder():
 
 
 def test_the_page_on_reports_has_every_part_and_section():
-    from ropaws.analysis.evaluate import PARTS
     from ropaws.report.run_page import SECTIONS
+    from ropaws.run.evaluate import PARTS
 
     text = (DOCS / "analysis.md").read_text()
     assert all(f"| `{part}` |" in text for part in PARTS)
@@ -186,7 +186,7 @@ def test_the_command_line_reference_has_every_command_and_option(cli_reference):
     text = cli_reference.reference()
     for name in COMMANDS:
         assert f"## ropaws {name}\n" in text
-        for option in re.findall(r"^│ (--[\w.-]+)", help_text(name), re.MULTILINE):
+        for option in re.findall(r"^[│ ] (--\w[\w.-]*)", help_text(name), re.MULTILINE):
             assert f"`{option}" in text, (name, option)
     for name, kind in METHODS.items():
         assert f"### --method {name}\n" in text

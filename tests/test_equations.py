@@ -138,6 +138,70 @@ def test_ropaws_loss_matches_the_paper(power, reweight_entropy):
     close(losses.parts["weight"], np.mean(weights))
 
 
+PRIOR = torch.tensor([0.6, 0.25, 0.1, 0.05], dtype=torch.float64)
+EVEN = torch.full((4,), 0.25, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("reweight_entropy", [False, True])
+def test_me_max_draws_to_the_class_prior(reweight_entropy):
+    anchors = torch.stack([soft_labels(6, 4, seed) for seed in range(3)])
+    targets = torch.stack([soft_labels(6, 4, seed) for seed in (10, 11)])
+    in_domain = torch.stack([soft_labels(6, 4, seed)[:, 0] for seed in (20, 21)])
+    weights = np.array([(a + b) / 2 for a, b in in_domain.T.tolist()])
+    sharp = np.concatenate([oracles.sharpen(view.numpy(), 0.25) for view in anchors])
+    shares = np.tile(weights if reweight_entropy else np.ones(6), 3)
+    mean = (shares[:, None] * sharp).sum(axis=0) / shares.sum()
+    losses = eq.ropaws_loss(anchors, targets, in_domain, reweight_entropy=reweight_entropy, class_prior=PRIOR)
+    close(losses.parts["mean_entropy"], oracles.closeness(mean, PRIOR.numpy()))
+    plain = eq.ropaws_loss(anchors, targets, in_domain, reweight_entropy=reweight_entropy)
+    close(losses.parts["consistency"], plain.parts["consistency"])
+    even = eq.ropaws_loss(anchors, targets, in_domain, reweight_entropy=reweight_entropy, class_prior=EVEN)
+    close(even.total, plain.total)
+    part = eq.ropaws_loss(anchors, targets, in_domain, mean=torch.from_numpy(mean), class_prior=PRIOR)
+    close(part.parts["mean_entropy"], losses.parts["mean_entropy"])
+
+
+def test_me_max_of_paws_draws_to_the_class_prior():
+    anchors = torch.stack([soft_labels(6, 4, seed) for seed in range(3)])
+    targets = torch.stack([soft_labels(6, 4, seed) for seed in (10, 11)])
+    mean = np.concatenate([oracles.sharpen(view.numpy(), 0.25) for view in anchors]).mean(axis=0)
+    losses = eq.paws_loss(anchors, targets, class_prior=PRIOR)
+    close(losses.parts["mean_entropy"], oracles.closeness(mean, PRIOR.numpy()))
+    close(eq.paws_loss(anchors, targets, class_prior=EVEN).total, eq.paws_loss(anchors, targets).total)
+    close(eq.closeness(PRIOR, PRIOR), math.log(4))  # at its largest
+    assert float(eq.closeness(EVEN, PRIOR)) < math.log(4)
+
+
+def test_a_posterior_of_equal_classes_becomes_that_of_unequal_ones():
+    mass = soft_labels(6, 4) * torch.linspace(0.1, 1, 6, dtype=torch.float64)[:, None]
+    found = eq.with_class_prior(mass, PRIOR)
+    close(found, oracles.with_class_prior(mass.numpy(), PRIOR.numpy()))
+    close(found.sum(dim=1), mass.sum(dim=1))  # the in-domain mass stays
+    close(eq.with_class_prior(mass, EVEN), mass)
+
+
+@given(st.integers(0, 10_000), st.floats(0, 20), st.integers(0, 6))
+@settings(max_examples=40, deadline=None)
+def test_class_frequencies_are_those_of_em(seed, strength, rounds):
+    probs, weights = soft_labels(9, 4, seed), soft_labels(9, 4, seed + 1)[:, 0]
+    found = eq.class_frequencies(probs, weights, PRIOR, strength=strength, rounds=rounds)
+    close(found, oracles.class_frequencies(probs.numpy(), weights.numpy(), PRIOR.numpy(), strength, rounds))
+
+
+def test_class_frequencies_of_calibrated_predictions_are_the_truth():
+    """Points on a line, drawn from four normal classes with frequencies that the predictions do not know."""
+    random = np.random.default_rng(0)
+    places = random.choice(4, 20_000, p=PRIOR.numpy()) * 2.0 + random.normal(size=20_000)
+    log_density = -((places[:, None] - 2 * np.arange(4)) ** 2) / 2
+    probs = torch.from_numpy(log_density).softmax(dim=1)
+    ones = torch.ones(len(probs), dtype=torch.float64)
+    found = eq.class_frequencies(probs, ones, EVEN, strength=0.0)
+    assert float((found - PRIOR).abs().max()) < 0.02
+    assert float((probs.mean(dim=0) - PRIOR).abs().max()) > 0.05  # counting them is not enough
+    held = eq.class_frequencies(probs, ones, EVEN, strength=1e9)
+    close(held, EVEN, atol=1e-4, rtol=0)
+
+
 def test_one_hot_labels_may_be_whole_numbers():
     whole = LABELS.long()
     votes = eq.neighbor_weights(QUERIES, SUPPORT, temperature=0.1, label_ratio=5.0)
@@ -416,6 +480,8 @@ def test_every_equation_is_tagged_once_and_in_order():
         (lambda: eq.soft_nn(QUERIES, SUPPORT[:0], LABELS[:0]), "support must be a matrix"),
         (lambda: eq.sharpen(SOFT, temperature=-1), "temperature must be a positive"),
         (lambda: eq.mean_entropy(SOFT[0]), "probs must be a matrix"),
+        (lambda: eq.closeness(SOFT[0], PRIOR), "class_prior must have one value per class, 3"),
+        (lambda: eq.with_class_prior(SOFT, PRIOR), "class_prior must have one value per class, 3"),
         (lambda: eq.log_density(QUERIES, SUPPORT, temperature=0), "temperature"),
         (lambda: eq.in_domain_prior(QUERIES, SUPPORT, temperature=-0.1), "temperature"),
         (lambda: eq.ropaws_posterior(QUERIES, SUPPORT, LABELS, label_ratio=0), "label_ratio"),

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from ropaws import Run
-from ropaws.batch import Batch, Support
-from ropaws.models import ModelConfig, build_encoder
+from ropaws.core.records import Batch, Support
+from ropaws.embedding.backbones import ModelConfig, build_encoder
 from tests.tiny import write_data
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

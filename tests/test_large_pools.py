@@ -9,8 +9,8 @@ import pytest
 from numpy.lib.format import open_memmap
 
 from ropaws import RoPAWSClassifier
-from ropaws.training import feature_arrays
-from tests.test_estimator import semi
+from ropaws.classify import estimator as feature_arrays
+from tests.classify.test_estimator import semi
 
 PROPAGATION = {"head": None, "prior": "distance", "regression_share": 0}
 
@@ -49,7 +49,7 @@ def test_half_precision_is_widened_before_anything_is_computed():
 def test_blocks_change_nothing_but_rounding(monkeypatch, settings):
     points, y, _ = semi()
     whole = everything(RoPAWSClassifier(**settings).fit(points, y), points)
-    monkeypatch.setattr("ropaws.estimator.BLOCK", 7)
+    monkeypatch.setattr("ropaws.classify.estimator.BLOCK", 7)
     for found, wanted in zip(
         everything(RoPAWSClassifier(**settings).fit(points, y), points), whole, strict=True
     ):
@@ -107,7 +107,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from ropaws import RoPAWSClassifier
-from ropaws.training import feature_arrays
+from ropaws.classify import estimator as feature_arrays
 
 def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from ropaws import recipes
-from ropaws.data.augment import AugmentConfig
-from ropaws.data.samplers import SupportConfig
-from ropaws.data.sources import DataConfig
+from ropaws.core.randomness import SupportConfig
+from ropaws.pool.augment import AugmentConfig
+from ropaws.pool.sources import DataConfig
 
 
 def draw(label, random):

@@ -1,6 +1,6 @@
 """What each process does in tests/test_distributed.py; started by torchrun or alone.
 
-python tests/torchrun_worker.py TASK FOLDER    the first process writes FOLDER/TASK.pt
+python tests/torchrun_worker.py FOLDER TASK ...    the first process writes FOLDER/TASK-PROCESSES.pt
 """
 
 import os
@@ -10,19 +10,24 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
-from ropaws import distributed
-from ropaws.batch import Batch, Support
-from ropaws.data.augment import AugmentConfig, Normalization
-from ropaws.data.loaders import BatchStream, PoolPass, TrainingData
-from ropaws.data.samplers import SupportConfig, support_share
-from ropaws.distributed import Place
+from ropaws.core import cores, distributed
+from ropaws.core.distributed import Rank, synchronize_norms
+from ropaws.core.hardware import threads_for
+from ropaws.core.randomness import SupportConfig, support_share
+from ropaws.core.records import Batch, Support
+from ropaws.embedding.backbones import ModelConfig, build_encoder
+from ropaws.embedding.frozen_features import Embedding, embed_images
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
-from ropaws.models import ModelConfig, build_encoder
-from ropaws.models.synced_norm import synchronize_norms
-from ropaws.processes import cores, gradient_exchange
-from ropaws.processes.gradient_exchange import GradientExchange, MemoryLane
-from ropaws.training.hardware import threads_for
+from ropaws.pool.augment import AugmentConfig, Normalization
+from ropaws.pool.reading import no_watch
+from ropaws.pool.sources import DataConfig, load_corpus
+from ropaws.pool.streaming import ImageStack
+from ropaws.run.train import TrainInputs, train
+from ropaws.training.loaders import BatchStream, PoolPass, TrainingData
+from ropaws.training.loop import Step
+from tests import tiny
 from tests.methods.foreign import MemoryMethod
 from tests.methods.rivals import RIVALS
 
@@ -84,7 +89,7 @@ def own_rows(source, step, dtype):
     So the network sees the same numbers however many processes there are, to the last bit; that each
     process can make its own rows alone is the matter of test_samplers.
     """
-    whole = replace(source, at=Place())
+    whole = replace(source, at=Rank())
     pixels = whole.pixels(step)
     mine = distributed.share(source.batch)
     views = whole.unlabeled_views(step, pixels.unlabeled)
@@ -117,9 +122,9 @@ def one_step(method, source, prediction=True, dtype=torch.float64):
     """Loss, gradients, batch-norm statistics and other state of a step, as the optimizer sees them."""
     model = started(method, source, prediction, dtype)
     batch = own_rows(source, 3, dtype)
-    losses = method.step(model, batch)
+    take = distributed.data_parallel(Step(method, model))
+    losses = take(batch)
     losses.total.backward()
-    distributed.mean_gradients(model.parameters())
     with torch.no_grad():
         method.after_step(model, batch)
     return {
@@ -147,57 +152,104 @@ def steps():
     return results
 
 
-def exchange():
-    """Gradients of three steps: exchanged after the backward pass, and while it runs."""
-    results = {}
-    several = {name: METHODS[name] for name in ("paws", "ropaws", "fine-tune", "memory")}
-    several |= {name: RIVALS[name].method for name in ("mpl", "ds3l", "moco-v2", "fixmatch")}
-    for name, method in several.items():
-        source = stream(method)
-        found = []
-        for during in (False, True):
-            model = started(method, source)
-            exchange = GradientExchange(model.parameters())
-            assert len(exchange._buckets) >= 3  # so that there is an order to keep
-            gradients = []
-            for step in range(3):
-                losses = method.step(model, own_rows(source, step, torch.float64))
-                if during:
-                    exchange.backward(losses.total)
-                else:
-                    losses.total.backward()
-                    distributed.mean_gradients(model.parameters())
-                gradients.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-                model.zero_grad()
-            found.append(gradients)
-        results[name] = {"after": found[0], "during": found[1]}
-    return results
+class LayerLeftOut(torch.nn.Module):
+    """Norm layers in between; no process uses `aside`, and the last process not always `optional`.
+
+    `aside` fills a message of gradients, so that `optional` has one of its own, which is sent first.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm1d(8) for _ in range(3))
+        self.aside = torch.nn.Linear(2600, 2600)
+        self.optional = torch.nn.Linear(8, 8)
+
+    def forward(self, x, *, whole):
+        x = self.norms[0](self.first(x))
+        x = self.optional(x) if whole else x
+        x = self.last(self.norms[1](x))
+        return self.norms[2](x).relu().square().mean()
 
 
-def overlap():
-    """What happens when: buckets sent, gradients of layers; the last process leaves a middle layer out."""
+def left_out():
+    """Gradients of three steps, and the means of what each process finds without the others' gradients."""
     rank, size, _ = distributed.place()
     torch.manual_seed(0)
-    layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(8))
-    aside = torch.nn.Linear(32, 32)  # no process uses it
-    net = torch.nn.ModuleList([layers, aside])
-    exchange = GradientExchange(net.parameters())
-    events = []
-    send, wait = exchange._lane.send, exchange.finish
-    exchange._lane.send = lambda number, parts: (events.append(f"bucket {number}"), send(number, parts))
-    exchange.finish = lambda: (events.append("pass over"), wait())
-    found = []
+    net = LayerLeftOut()
+    synchronize_norms(net, torch.device("cpu"))
+    wrapped, found = distributed.data_parallel(net), []
     for step in range(3):
-        events.append(f"step {step}")
-        x = torch.full((4, 32), 1.0 + rank + step, requires_grad=True)
-        for number, layer in enumerate(layers):
-            if (number, rank) != (3, size - 1) or step == 2:
-                x = F.relu(layer(x)) + x
-            x.register_hook(lambda _, number=number: events.append(f"layer {number}"))
-        exchange.backward(x.square().mean())
-        found.append({name: p.grad for name, p in net.named_parameters() if p.grad is not None})
+        rows = torch.randn(6, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+        whole = rank < size - 1 or step == 2
+        own = torch.autograd.grad(net(rows, whole=whole), net.parameters(), allow_unused=True)
+        parts = zip(net.parameters(), own, strict=True)
+        expected = [distributed.all_mean(torch.zeros_like(w) if g is None else g) for w, g in parts]
+        wrapped(rows, whole=whole).backward()
+        found.append({"expected": expected, "gradients": [weight.grad for weight in net.parameters()]})
         net.zero_grad()
-    return {"events": events, "gradients": found, "buckets": [len(b) for b in exchange._buckets]}
+    return {"steps": found, "names": [name for name, _ in net.named_parameters()]}
+
+
+def other_data():
+    """What training says in each process where the last one sees something else."""
+    rank, size, _ = distributed.place()
+    folder = Path(sys.argv[1]) / str(rank)  # each has a disk of its own, with the data at the same place
+    folder.mkdir()
+    os.chdir(folder)
+    config = tiny.config(tiny.write_data("data.npz"), steps=2)
+    corpus = load_corpus(config.data)
+    corpus = corpus._replace(train_names=tuple(f"pool/{row}.jpg" for row in range(40)))
+    names, labels, images = corpus.train_names, corpus.train_labels, corpus.train_images
+    less = {"train_images": images[:-1], "train_labels": labels[:-1], "train_names": names[:-1]}
+    pixel = images.clone()
+    pixel[7, 0, 3, 3] += 1
+    relabeled = labels.clone()
+    relabeled[3] = 1
+    others = {
+        "missing": (config, corpus._replace(**less)),
+        "renamed": (config, corpus._replace(train_names=("pool/new.jpg", *names[1:]))),
+        "pixel": (config, corpus._replace(train_images=pixel)),
+        "label": (config, corpus._replace(train_labels=relabeled)),
+        "classes": (config, corpus._replace(class_names=("rows", "columns", "blocks"))),
+        "seed": (replace(config, train=replace(config.train, seed=5)), corpus),
+        "precision": (replace(config, train=replace(config.train, precision="bf16")), corpus),
+        "same": (config, corpus),
+    }
+    keys = torch.arange(40)[:, None].expand(40, 16).to(torch.uint8).numpy()
+    known = corpus._replace(train_keys=keys.copy())  # as of files that were decoded into memory
+    keys[7] += 1
+    others["replaced"] = (config, known._replace(train_keys=keys))
+    said = {"streamed": streamed(rank)}
+    for name, (settings, seen) in others.items():
+        first = known if name == "replaced" else corpus
+        own = (settings, seen) if rank == size - 1 else (config, first)
+        said[name] = ""
+        try:
+            train(own[0], folder / name, inputs=TrainInputs(corpus=own[1]))
+        except ValueError as error:
+            said[name] = str(error)
+        assert (folder / name / "config.json").exists() == (name == "same" and rank == 0)
+    everyone = [None] * size
+    torch.distributed.all_gather_object(everyone, said)
+    return {name: [said[name] for said in everyone] for name in (*others, "streamed")}
+
+
+def streamed(rank):
+    """What is said of files of the same names and sizes, one with other pixels in the last process."""
+    for number in range(4):
+        color = (200, 10 * number, 50 * rank * (number == 2))
+        Image.new("RGB", (12, 12), color).save(f"{number}.bmp")
+    encoder = build_encoder(ModelConfig(backbone="small-8", projection_dims=4), channels=3).eval()
+    view = AugmentConfig(size=12, small_crops=0)
+    embedding = Embedding(encoder, "small-8", view, 1, Normalization((0.5,) * 3, (0.25,) * 3), 12)
+    stack = ImageStack([Path(f"{number}.bmp") for number in range(4)], 12, workers=1)
+    data = DataConfig(feature_cache=Path("cache"), workers=1)
+    try:
+        embed_images(stack, embedding, data, watch=no_watch, warn=print, together=True)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def threads():
@@ -211,16 +263,7 @@ def threads():
 
 
 def functions():
-    """Each function, through sockets and memory, and through gloo."""
-    here = each_function()
-    lane = GradientExchange([torch.nn.Parameter(torch.zeros(2))])._lane
-    ways = {"sockets": distributed._local is not None, "memory": isinstance(lane, MemoryLane)}
-    distributed._local = gradient_exchange._exchange = None
-    return {**here, **ways, "by_gloo": each_function()}
-
-
-def each_function():
-    """With rows that differ in number."""
+    """Each function, with rows that differ in number."""
     rank, size, _ = distributed.place()
     whole = torch.arange(10.0).view(5, 2)
     mine = whole[distributed.share(5)].clone().requires_grad_()
@@ -232,14 +275,7 @@ def each_function():
     value = torch.tensor([1.0 + rank], requires_grad=True)
     mean = distributed.all_mean(value)
     (mean**3).backward()
-    everywhere, once, nowhere, frozen = (torch.nn.Parameter(torch.zeros(2)) for _ in range(4))
-    frozen.requires_grad_(False)
-    everywhere.grad = torch.full((2,), 1.0 + rank)
-    if rank == size - 1:
-        once.grad = torch.ones(2)
-    distributed.mean_gradients([everywhere, once, nowhere, frozen])
     return {
-        "mean_gradients": [weight.grad for weight in (everywhere, once, nowhere, frozen)],
         "gathered": gathered.detach(),
         "gradient": gradient,
         "mean": mean.detach(),
@@ -254,30 +290,49 @@ def each_function():
 
 
 def synced_norm():
-    """A batch of which the first process has more rows."""
+    """A batch of which the first process has more rows; in double precision, and as autocast has it."""
+    return {str(kind): normalized(kind) for kind in (torch.float64, torch.bfloat16, torch.float16)}
+
+
+class NormWithActivation(torch.nn.BatchNorm2d):
+    """As timm has it."""
+
+    def __init__(self, *sizes, **settings):
+        super().__init__(*sizes, **settings)
+        self.act = torch.nn.SiLU()
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+def normalized(kind):
     torch.manual_seed(0)
-    images = torch.randn(9, 3, 4, 4, dtype=torch.float64) + 5
-    norm = torch.nn.BatchNorm2d(3, dtype=torch.float64)
-    torch.nn.init.normal_(norm.weight)
-    net = torch.nn.Sequential(norm)
+    half = kind != torch.float64
+    images = torch.randn(9, 3, 4, 4, dtype=kind) + 5
+    net = torch.nn.Sequential(NormWithActivation(3, dtype=torch.float32 if half else kind))
+    torch.nn.init.normal_(net[0].weight)
     synchronize_norms(net, torch.device("cpu"))
     mine = images[distributed.share(9)].clone().requires_grad_()
-    out = net(mine)
-    (F.relu(out) ** 2).sum().backward()
+    with torch.autocast("cpu", kind, enabled=half):
+        out = net(mine)
+    (F.relu(out.to(net[0].weight.dtype)) ** 2).sum().backward()
     return {
         "out": distributed.gather_constants(out),
         "gradient": distributed.gather_constants(mine.grad),
+        "weight": distributed.sum_constants(net[0].weight.grad),
+        "running_mean": net[0].running_mean,
         "running_var": net[0].running_var,
     }
 
 
-def main(task, folder):
+def main(folder, *names):
     with distributed.joined(torch.device("cpu")) as at:
         torch.set_num_threads(1)
-        tasks = (steps, functions, synced_norm, exchange, overlap, threads)
-        results = {function.__name__: function for function in tasks}[task]()
-        if at.rank == 0:
-            torch.save(results, Path(folder) / f"{task}-{at.size}.pt")
+        tasks = (steps, functions, synced_norm, left_out, other_data, threads)
+        for task in names:
+            results = {function.__name__: function for function in tasks}[task]()
+            if at.rank == 0:
+                torch.save(results, Path(folder) / f"{task}-{at.size}.pt")
         distributed.wait_for_all()
     sys.stdout.flush()
     os._exit(0)  # a gloo thread sometimes aborts while the interpreter shuts down, after all work is done

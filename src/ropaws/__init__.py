@@ -11,25 +11,27 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from ropaws import equations, recipes
-    from ropaws.analysis.evaluate import evaluate
-    from ropaws.analysis.finetune import finetune
-    from ropaws.analysis.suggest import suggest
-    from ropaws.config import RunConfig
-    from ropaws.estimator import RoPAWSClassifier
+    from ropaws.classify.estimator import RoPAWSClassifier
+    from ropaws.embedding.embedder import Embedder, embed
     from ropaws.methods import PAWS, FineTune, Method, RoPAWS, Supervised
-    from ropaws.own_data import train_on
-    from ropaws.prediction.embed import embed
-    from ropaws.prediction.export_model import export
-    from ropaws.prediction.first_suggestions import first_suggestions
-    from ropaws.prediction.model_card import model_card
-    from ropaws.prediction.predict import Prediction, predict
-    from ropaws.runs.run import Run
-    from ropaws.training.train import resume, train
+    from ropaws.pool.listing import Pool
+    from ropaws.run.config import RunConfig
+    from ropaws.run.evaluate import evaluate
+    from ropaws.run.export_model import export
+    from ropaws.run.finetune import finetune
+    from ropaws.run.model_card import model_card
+    from ropaws.run.own_data import train_on
+    from ropaws.run.predict import Prediction, predict
+    from ropaws.run.run import Run
+    from ropaws.run.suggest import first_suggestions, suggest
+    from ropaws.run.train import resume, train
 
 __all__ = [
     "PAWS",
+    "Embedder",
     "FineTune",
     "Method",
+    "Pool",
     "Prediction",
     "RoPAWS",
     "RoPAWSClassifier",
@@ -53,26 +55,28 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Embedder": "embedding.embedder",
     "FineTune": "methods",
     "Method": "methods",
     "PAWS": "methods",
-    "Prediction": "prediction.predict",
+    "Pool": "pool.listing",
+    "Prediction": "run.predict",
     "RoPAWS": "methods",
-    "RoPAWSClassifier": "estimator",
-    "Run": "runs.run",
-    "RunConfig": "config",
+    "RoPAWSClassifier": "classify.estimator",
+    "Run": "run.run",
+    "RunConfig": "run.config",
     "Supervised": "methods",
-    "embed": "prediction.embed",
-    "evaluate": "analysis.evaluate",
-    "export": "prediction.export_model",
-    "finetune": "analysis.finetune",
-    "first_suggestions": "prediction.first_suggestions",
-    "model_card": "prediction.model_card",
-    "predict": "prediction.predict",
-    "resume": "training.train",
-    "suggest": "analysis.suggest",
-    "train": "training.train",
-    "train_on": "own_data",
+    "embed": "embedding.embedder",
+    "evaluate": "run.evaluate",
+    "export": "run.export_model",
+    "finetune": "run.finetune",
+    "first_suggestions": "run.suggest",
+    "model_card": "run.model_card",
+    "predict": "run.predict",
+    "resume": "run.train",
+    "suggest": "run.suggest",
+    "train": "run.train",
+    "train_on": "run.own_data",
 }
 
 

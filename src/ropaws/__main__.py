@@ -14,6 +14,8 @@ def main() -> None:
     """Run the command line. Loading torch takes seconds; Ctrl-C during that time ends quietly too."""
     if not WAITING.keys() & os.environ.keys():
         os.environ.update(WAITING)  # read when torch is loaded
+    # torch would tell each process of a run that looking for unused weights takes time: methods need it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         from ropaws.cli.main import main as run_command
 
@@ -31,7 +33,7 @@ def main() -> None:
 
 def _has_joined_others() -> bool:
     """Is this one of several processes? Without torch loaded there was nothing to join."""
-    distributed = sys.modules.get("ropaws.distributed")
+    distributed = sys.modules.get("ropaws.core.distributed")
     return distributed is not None and distributed.planned_place().size > 1
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ropaws.batch import Losses
+from ropaws.core.records import Losses
 
 # A probability below this is as good as zero; its logarithm and 1 / value still fit float32.
 TINY = 1e-30
@@ -86,7 +86,12 @@ def _check_labels(support: Tensor, labels: Tensor) -> None:
 
 @_in_full_precision
 def cosine(left: Tensor, right: Tensor) -> Tensor:
-    """Similarity z . z' of unit embeddings.   left (n, d), right (m, d)  ->  (n, m) in [-1, 1]"""
+    """Similarity z . z' of unit embeddings.   left (n, d), right (m, d)  ->  (n, m) in [-1, 1]
+
+    >>> cosine(torch.eye(2), torch.tensor([[0.8, 0.6]]))
+    tensor([[0.8000],
+            [0.6000]])
+    """
     return left @ right.T
 
 
@@ -96,6 +101,10 @@ def soft_nn(queries: Tensor, support: Tensor, labels: Tensor, *, temperature: fl
 
     softmax(z . z_S / temperature) p_S                                               [Eq. (1)]
     queries (u, d), support (s, d), labels (s, c), rows sum to 1  ->  (u, c), rows sum to 1
+
+    >>> support, labels = torch.eye(2), torch.eye(2)
+    >>> soft_nn(torch.tensor([[0.8, 0.6]]), support, labels)
+    tensor([[0.8808, 0.1192]])
     """
     _check_points("queries", queries, "support", support)
     _check_labels(support, labels)
@@ -109,6 +118,9 @@ def sharpen(probs: Tensor, *, temperature: float = 0.25) -> Tensor:
 
     rho(p)_i = p_i^(1/T) / sum_j p_j^(1/T)                            [Appendix C.1, sharpening]
     probs (..., c)  ->  (..., c). Taken in logarithms: p^(1/T) underflows where T is small.
+
+    >>> sharpen(torch.tensor([0.6, 0.4]))
+    tensor([0.8351, 0.1649])
     """
     _check_positive(temperature=temperature)
     return (probs.clamp_min(TINY).log() / temperature).softmax(dim=-1)
@@ -116,19 +128,94 @@ def sharpen(probs: Tensor, *, temperature: float = 0.25) -> Tensor:
 
 @_in_full_precision
 def cross_entropy(targets: Tensor, probs: Tensor) -> Tensor:
-    """H(p, t) = - sum_y t(y) log p(y), finite at p = 0.   targets, probs (..., c)  ->  (...)"""
+    """H(p, t) = - sum_y t(y) log p(y), finite at p = 0.   targets, probs (..., c)  ->  (...)
+
+    >>> cross_entropy(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]))
+    tensor(0.6931)
+    """
     return -(targets * probs.clamp_min(TINY).log()).sum(dim=-1)
 
 
 @_in_full_precision
-def mean_entropy(probs: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Entropy H(p-bar) of the mean prediction; me-max maximizes it.
+def mean_entropy(
+    probs: Tensor, weights: Tensor | None = None, *, class_prior: Tensor | None = None
+) -> Tensor:
+    """Entropy H(p-bar) of the mean prediction, or its closeness to a class prior; me-max maximizes it.
 
-    probs (n, c), weights (n,) of the mean or None for equal ones  ->  ()
+    probs (n, c), weights (n,) of the mean or None for equal ones, class_prior (c,)  ->  ()
+
+    >>> mean_entropy(torch.eye(2))
+    tensor(0.6931)
     """
     _check_rows("probs", probs)
     mean = probs.mean(dim=0) if weights is None else weights @ probs / weights.sum().clamp_min(TINY)
-    return cross_entropy(mean, mean)
+    return closeness(mean, class_prior)
+
+
+@_in_full_precision
+def closeness(mean: Tensor, class_prior: Tensor | None = None) -> Tensor:
+    """How close a mean prediction is to the class prior; with equal classes its entropy.
+
+    log c - KL(p-bar || p(y)) = H(p-bar) + sum_y p-bar(y) log(c p(y))
+    mean (c,), class_prior (c,) or None for equal classes  ->  ()
+
+    >>> closeness(torch.tensor([0.9, 0.1]), torch.tensor([0.9, 0.1]))
+    tensor(0.6931)
+    """
+    entropy = cross_entropy(mean, mean)
+    if class_prior is None:
+        return entropy
+    _check_class_prior(class_prior, len(mean))
+    return entropy + (mean * (len(mean) * class_prior.to(mean)).clamp_min(TINY).log()).sum()
+
+
+def _check_class_prior(class_prior: Tensor, classes: int) -> None:
+    if class_prior.shape != (classes,):
+        raise ValueError(
+            f"class_prior must have one value per class, {classes}, got shape {tuple(class_prior.shape)}"
+        )
+
+
+@_in_full_precision
+def with_class_prior(mass: Tensor, class_prior: Tensor) -> Tensor:
+    """Posterior of equal classes turned into that of unequal ones; the in-domain mass of a row stays.
+
+    q'(y) = q(y) p(y) / sum_y' q(y') p(y') * sum_y' q(y')
+    Eq. (9) to (12) with p(y) in the place of 1/c would multiply the votes for y by c p(y): for a frequent
+    class the rows of U could then sum to more than one, and I - U be singular. Solved with equal classes and
+    multiplied afterwards, Bayes' rule holds for each point, and nothing can be singular.
+    mass (..., c) rows of any sum, class_prior (c,) sums to 1  ->  (..., c)
+
+    >>> with_class_prior(torch.tensor([[0.5, 0.5]]), torch.tensor([0.9, 0.1]))
+    tensor([[0.9000, 0.1000]])
+    """
+    _check_class_prior(class_prior, mass.shape[-1])
+    tilted = mass * class_prior.to(mass)
+    total = mass.sum(dim=-1, keepdim=True)
+    return tilted * (total / tilted.sum(dim=-1, keepdim=True).clamp_min(TINY))
+
+
+@_in_full_precision
+def class_frequencies(
+    probs: Tensor, weights: Tensor, center: Tensor, *, strength: float, rounds: int = 100
+) -> Tensor:
+    """How frequent the classes are among points, from predictions that took them for equally frequent.
+
+    EM (Saerens et al., 2002) with a Dirichlet prior of `strength` points around the center:
+    q_i(y) = p_i(y) pi_y / sum_y' p_i(y') pi_y',  pi_y = (sum_i w_i q_i(y) + k pi0_y) / (sum_i w_i + k)
+    probs (n, c), weights (n,) how much each point counts, center (c,)  ->  (c,) sums to 1
+
+    >>> probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9]])
+    >>> class_frequencies(probs, torch.ones(3), torch.full((2,), 0.5), strength=1.0)
+    tensor([0.6357, 0.3643])
+    """
+    _check_rows("probs", probs)
+    _check_class_prior(center, probs.shape[1])
+    found = center = center.to(probs)
+    for _ in range(rounds):
+        counted = weights @ with_class_prior(probs, found)
+        found = (counted + strength * center) / (weights.sum() + strength).clamp_min(TINY)
+    return found / found.sum()
 
 
 @_in_full_precision
@@ -139,6 +226,9 @@ def prediction_sum(
 
     anchors (v, u, c), weights (u,) or None for ones  ->  sharpened predictions summed over views and
     samples (c,), sum of the weights (); p-bar is the first over the second
+
+    >>> prediction_sum(torch.eye(2)[None])
+    (tensor([1., 1.]), tensor(2.))
     """
     sharp = sharpen(anchors, temperature=sharpen_temperature)
     if weights is None:
@@ -153,6 +243,9 @@ def cross_view_targets(
     """Each large view learns from the other one's sharpened target, small crops from their mean.
 
     first, second (u, c)  ->  (2 + num_crops, u, c); entries below 1e-4 are set to zero
+
+    >>> cross_view_targets(torch.eye(2), torch.eye(2), num_crops=1, sharpen_temperature=0.25).shape
+    torch.Size([3, 2, 2])
     """
     first = sharpen(first, temperature=sharpen_temperature)
     second = sharpen(second, temperature=sharpen_temperature)
@@ -162,7 +255,12 @@ def cross_view_targets(
 
 @_in_full_precision
 def paws_loss(
-    anchors: Tensor, targets: Tensor, *, sharpen_temperature: float = 0.25, mean: Tensor | None = None
+    anchors: Tensor,
+    targets: Tensor,
+    *,
+    sharpen_temperature: float = 0.25,
+    mean: Tensor | None = None,
+    class_prior: Tensor | None = None,
 ) -> Losses:
     """Predictions of one view follow the sharpened predictions of the other; their mean stays even.
 
@@ -171,13 +269,19 @@ def paws_loss(
     targets (2, u, c): predictions of the two large views, before sharpening; taken as constants
     me-max looks at the sharpened anchors of all views, and gradient flows through it.
     mean (c,): p-bar, where these samples are a part of the batch; None: of these samples
+    class_prior (c,): not in the paper; me-max draws p-bar to it instead of to equal classes, see closeness
+
+    >>> even = torch.full((2, 4, 2), 0.5)
+    >>> paws_loss(even, even).total
+    tensor(0.)
     """
     _check_views(anchors, targets)
     consistency = _cross_view_entropy(anchors, targets, sharpen_temperature).mean()
     if mean is None:
-        entropy = mean_entropy(sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1))
+        sharp = sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1)
+        entropy = mean_entropy(sharp, class_prior=class_prior)
     else:
-        entropy = cross_entropy(mean, mean)
+        entropy = closeness(mean, class_prior)
     return Losses(consistency - entropy, _parts(consistency, entropy))
 
 
@@ -208,6 +312,9 @@ def log_density(queries: Tensor, points: Tensor, *, temperature: float) -> Tenso
 
     log p(x) = log( 1/n sum_x' exp(z . z' / temperature) ) - log Z                   [Eq. (3)]
     queries (u, d), points (n, d)  ->  (u,)
+
+    >>> log_density(torch.eye(2), torch.eye(2)[:1], temperature=0.5)
+    tensor([2., 0.])
     """
     _check_points("queries", queries, "points", points)
     _check_positive(temperature=temperature)
@@ -223,6 +330,9 @@ def class_log_density(queries: Tensor, support: Tensor, labels: Tensor, *, tempe
     queries (u, d), support (s, d), labels (s, c)  ->  (u, c)
     As in the paper the support is class-balanced, |S_y| = N/c, which makes the two the same. A
     class without mass gets about LOG_ZERO instead of minus infinity, so gradients stay finite.
+
+    >>> class_log_density(torch.eye(2)[:1], torch.eye(2), torch.eye(2), temperature=0.5)
+    tensor([[2., 0.]])
     """
     _check_points("queries", queries, "support", support)
     _check_labels(support, labels)
@@ -247,6 +357,9 @@ def bayes_rule(class_log_density: Tensor) -> Tensor:
 
     p(y|x) = p(x|y) p(y) / p(x), p(y) = 1/c; hard labels [Eq. (5)], soft labels [Eq. (7)]
     class_log_density (u, c)  ->  (u, c), equal to soft_nn
+
+    >>> bayes_rule(torch.tensor([[2.0, 0.0]]))
+    tensor([[0.8808, 0.1192]])
     """
     _check_rows("class_log_density", class_log_density)
     return class_log_density.softmax(dim=1)
@@ -268,6 +381,15 @@ def semi_class_log_density(
     log p(x|y) = log( 1/K' ( r' sum_S p(y|x') k(z, z') + sum_U p(y|x') k(z, z') ) )  [Eq. (8)]
     with r' = r u/s, so that labeled and unlabeled points weigh r : 1 as a whole
     queries (q, d), support (s, d), labels (s, c), unlabeled (u, d), probs (u, c)  ->  (q, c)
+
+    >>> support, labels = torch.eye(2), torch.eye(2)
+    >>> queries = torch.tensor([[0.8, 0.6], [0.0, 1.0]])
+    >>> guesses = torch.eye(2)
+    >>> semi_class_log_density(
+    ...     queries, support, labels, queries, guesses, temperature=0.5, label_ratio=5.0
+    ... )
+    tensor([[1.6788, 1.2000],
+            [0.3269, 2.0000]])
     """
     _check_points("queries", queries, "support", support)
     _check_points("queries", queries, "unlabeled", unlabeled)
@@ -284,7 +406,11 @@ def semi_class_log_density(
 
 
 def label_boost(unlabeled: int, supports: int, label_ratio: float) -> float:
-    """log r', r' = r u/s: added to the log kernel of supports, it weighs labels r : 1 as a whole."""
+    """log r', r' = r u/s: added to the log kernel of supports, it weighs labels r : 1 as a whole.
+
+    >>> round(label_boost(100, 20, 5.0), 3)
+    3.219
+    """
     return math.log(label_ratio * unlabeled / supports)
 
 
@@ -306,6 +432,13 @@ def neighbor_weights(
     self_vote: the formula lets a point vote for itself; the released code does not.
     rows: only the votes of these points, (m, s) and (m, u).
     support_weights (s,), mean 1: of supports that are not class-balanced; None weighs all alike.
+
+    >>> support, labels = torch.eye(2), torch.eye(2)
+    >>> queries = torch.tensor([[0.8, 0.6], [0.0, 1.0]])
+    >>> to_support, to_unlabeled = neighbor_weights(queries, support, temperature=0.5, label_ratio=5.0)
+    >>> to_support.round(decimals=2)
+    tensor([[0.5500, 0.3700],
+            [0.1100, 0.8200]])
     """
     _check_points("queries", queries, "support", support)
     _check_positive(temperature=temperature, label_ratio=label_ratio)
@@ -331,6 +464,10 @@ def propagation_step(to_support: Tensor, to_unlabeled: Tensor, labels: Tensor, p
 
     q' = S p + U q                                                                  [Eq. (10)]
     to_support S (u, s), to_unlabeled U (u, u), labels p (s, c), probs q (u, c)  ->  (u, c)
+
+    >>> half = torch.full((1, 1), 0.5)
+    >>> propagation_step(half, half, torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]]))
+    tensor([[0.5000, 0.5000]])
     """
     return to_support @ labels.to(to_support.dtype) + to_unlabeled @ probs
 
@@ -346,6 +483,12 @@ def propagate(
     to_support S (u, s), to_unlabeled U (u, u), labels p (s, c)  ->  q (u, c)
     A row of q sums to the point's in-domain mass, not to 1. The error of the iteration shrinks
     each step by at least the largest row sum of U.
+
+    >>> half = torch.full((1, 1), 0.5)
+    >>> propagate(half, half, torch.tensor([[1.0, 0.0]]))
+    tensor([[1., 0.]])
+    >>> propagate(half, half, torch.tensor([[1.0, 0.0]]), iterations=2)
+    tensor([[0.7500, 0.0000]])
     """
     _check_votes(to_support, to_unlabeled, labels)
     labels = labels.to(to_support.dtype)
@@ -376,6 +519,10 @@ def propagate_until(
     to_support S (m, s), to_unlabeled U (m, u), labels p (s, c)  ->  q (m, c), last movement ()
     Where the m points are a part of all u, gather makes all rows (u, ...) of such parts (m, ...).
     The error left is at most movement * rho / (1 - rho), rho the largest row sum of U.
+
+    >>> half = torch.full((1, 1), 0.5)
+    >>> propagate_until(half, half, torch.tensor([[1.0, 0.0]]), tolerance=0.01)[0]
+    tensor([[0.9922, 0.0000]])
     """
     _check_positive(tolerance=tolerance)
     start = to_support @ labels.to(to_support.dtype)
@@ -435,6 +582,14 @@ def ropaws_posterior(
     q = (I - s_u * p_in)^-1 (s_l * p_in) p_l, in_domain = sum_y q(y)                [Eq. (12)]
     queries (u, d), support (s, d), labels (s, c)  ->  Posterior((u, c), (u,))
     prior_temperature=None: no prior, p_in = 1. prior (u,): p_in itself, in the place of Eq. (13).
+
+    >>> support, labels = torch.eye(2), torch.eye(2)
+    >>> posterior = ropaws_posterior(torch.tensor([[1.0, 0.0], [-0.6, -0.8]]), support, labels)
+    >>> posterior.in_domain > 0.5
+    tensor([ True, False])
+    >>> posterior.probs.round(decimals=2)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
     """
     _check_labels(support, labels)
     to_support, to_unlabeled = neighbor_weights(
@@ -453,6 +608,9 @@ def complete_posterior(mass: Tensor) -> Posterior:
 
     q(y) + (1 - sum_y q(y)) / c                                      [Appendix A, completion]
     mass (u, c), rows sum to at most 1  ->  Posterior((u, c), (u,))
+
+    >>> complete_posterior(torch.tensor([[0.6, 0.0]]))
+    Posterior(probs=tensor([[0.8000, 0.2000]]), in_domain=tensor([0.6000]))
     """
     # The solve may leave a sum a rounding error outside (0, 1].
     mass = mass.clamp_min(0)
@@ -468,6 +626,9 @@ def in_domain_prior(queries: Tensor, support: Tensor, *, temperature: float) -> 
 
     p(in|x) = max_i exp((z . z_i - 1) / temperature)                                [Eq. (13)]
     queries (u, d), support (s, d)  ->  (u,) in (0, 1]; 1 for a support itself
+
+    >>> in_domain_prior(torch.tensor([[1.0, 0.0], [0.8, 0.6]]), torch.eye(2), temperature=0.1)
+    tensor([1.0000, 0.1353])
     """
     _check_points("queries", queries, "support", support)
     _check_positive(temperature=temperature)
@@ -485,6 +646,7 @@ def ropaws_loss(
     reweight_power: float = 1.0,
     reweight_entropy: bool = False,
     mean: Tensor | None = None,
+    class_prior: Tensor | None = None,
 ) -> Losses:
     """PAWS's loss on calibrated targets, with less weight on points that look out-of-class.
 
@@ -493,7 +655,11 @@ def ropaws_loss(
     the two large views, taken as constants. reweight_power k = 0 weighs all points alike.
     reweight_entropy: not in the paper; the mean p-bar is weighted by w too, so that me-max evens
     out the classes over points that look in-class instead of over all of them.
-    mean (c,): p-bar, where these samples are a part of the batch; None: of these samples
+    mean (c,), class_prior (c,): as in paws_loss
+
+    >>> even = torch.full((2, 4, 2), 0.5)
+    >>> ropaws_loss(even, even, torch.ones(2, 4)).total
+    tensor(0.)
     """
     _check_views(anchors, targets)
     if in_domain.shape != targets.shape[:2]:
@@ -506,12 +672,17 @@ def ropaws_loss(
     consistency = (weights * _cross_view_entropy(anchors, targets, sharpen_temperature)).mean()
     if mean is None:
         sharp = sharpen(anchors, temperature=sharpen_temperature).flatten(0, 1)
-        entropy = mean_entropy(sharp, weights.repeat(len(anchors)) if reweight_entropy else None)
+        shares = weights.repeat(len(anchors)) if reweight_entropy else None
+        entropy = mean_entropy(sharp, shares, class_prior=class_prior)
     else:
-        entropy = cross_entropy(mean, mean)
+        entropy = closeness(mean, class_prior)
     return Losses(consistency - entropy, {**_parts(consistency, entropy), "weight": weights.mean()})
 
 
 def sample_weights(in_domain: Tensor, *, power: float) -> Tensor:
-    """w = ((q1(in|x) + q2(in|x)) / 2)^k, a constant.   in_domain (2, u)  ->  (u,)"""
+    """w = ((q1(in|x) + q2(in|x)) / 2)^k, a constant.   in_domain (2, u)  ->  (u,)
+
+    >>> sample_weights(torch.tensor([[1.0, 0.2], [0.5, 0.2]]), power=1.0)
+    tensor([0.7500, 0.2000])
+    """
     return in_domain.detach().mean(dim=0) ** power

@@ -15,19 +15,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from ropaws.batch import Losses
 from ropaws.bench import bench as bench_module
 from ropaws.bench.bench import Bench, run_bench
-from ropaws.bench.budget import images_per_step, steps_for
-from ropaws.bench.cells import Budget, Cell, phase_config
-from ropaws.bench.entries import check_entries, known_entries, phases_of
-from ropaws.bench.summary import paired_difference, summarize
+from ropaws.bench.cells import Budget, Cell, images_per_step, phase_config, steps_for
+from ropaws.bench.entries import JUDGES, check_entries, known_entries, phases_of
+from ropaws.bench.results import paired_difference, summarize
 from ropaws.bench.tasks import Data, base_config
-from ropaws.bench.workers import Done, _attempt, run_all
+from ropaws.bench.workers import WorkResult, _attempt, run_all
 from ropaws.cli.main import main
+from ropaws.core.files import read_json
+from ropaws.core.records import Losses
 from ropaws.methods import FixMatch, Supervised
 from ropaws.report.bench_page import _control_cells, _verdict, write_bench_page
-from ropaws.runs.atomic import read_json
 from tests import tiny
 
 QUIET = Console(quiet=True)
@@ -45,7 +44,7 @@ def at_once(work, items, *, workers, started):
     """Instead of worker processes."""
     for number, item in enumerate(items):
         started(number)
-        yield Done(number, *_attempt(work, item))
+        yield WorkResult(number, *_attempt(work, item))
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +256,15 @@ def test_workers_survive_errors_and_kills():
     assert "signal 9" in found["killed"].reason
 
 
+def _stopped(_item):
+    raise KeyboardInterrupt
+
+
+def test_a_worker_that_ctrl_c_reaches_first_stops_all():
+    with pytest.raises(KeyboardInterrupt):
+        list(run_all(_stopped, [0], workers=1, started=lambda _: None))
+
+
 @pytest.mark.slow
 def test_a_killed_bench_continues(data, tmp_path):
     """Stopped by Ctrl-C in the middle of a cell: its checkpoint is used."""
@@ -313,7 +321,7 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, capsys):
 
 
 def test_a_protocol_without_its_data_says_which_file_goes_where(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ropaws.data.datasets.catalog.fetch", _no_network)
+    monkeypatch.setattr("ropaws.pool.datasets.catalog.fetch", _no_network)
     with pytest.raises(SystemExit):
         main(
             [
@@ -399,7 +407,7 @@ def test_phases_share_the_budget(data):
         seen += config.train.steps * images_per_step(config, phase.method, 3)
     assert seen == pytest.approx(total, rel=0.05)
     for name in known_entries():
-        if name not in ("logistic", "soft-nn", "sskde", "sskde-median"):
+        if name not in JUDGES:
             assert sum(phase.share for phase in phases_of(name, frozen=False)) == pytest.approx(1)
     check_entries(known_entries(), frozen=True)
 

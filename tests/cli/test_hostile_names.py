@@ -10,7 +10,7 @@ import pytest
 
 from ropaws import recipes
 from ropaws.cli.main import main
-from ropaws.config import to_json
+from ropaws.run.config import to_json
 from tests import photos
 
 # Colors, a title for the window, a bell, a forged line, a carriage return, C1, text from right to left, and
@@ -75,7 +75,7 @@ def test_the_help_for_the_config_of_a_stranger(tmp_path, capfd):
     config["data"]["source"], config["data"]["root"] = PLAIN, f"root{PLAIN}"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(SystemExit, match="0"):
-        main(["train", str(tmp_path / "config.json"), "--help"])
+        main(["train", str(tmp_path / "config.json"), "--help-all"])
     text = capfd.readouterr().out
     assert not OBEYED.findall(text)
     assert text.count(r"\x1b[31m") >= 2

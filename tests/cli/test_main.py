@@ -1,17 +1,21 @@
 """The command line as a user meets it."""
 
 import io
+import itertools
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from ropaws import recipes
-from ropaws.cli.main import main
-from ropaws.config import read_config, to_json
+from ropaws.classify.in_class_share import BORDER
+from ropaws.cli.main import COMMANDS, main
 from ropaws.methods import PAWS
+from ropaws.run.config import read_config, to_json
 from tests import tiny
 
 
@@ -47,9 +51,69 @@ def test_help_names_every_command(capsys):
     assert capsys.readouterr().out.startswith("ropaws 0.")
 
 
-def test_train_help_lists_every_field(capsys):
+def test_the_help_of_predict_and_the_docs_agree_on_the_threshold(capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "--help-all"])
+    told = re.sub(r"[│\s]+", " ", capsys.readouterr().out)
+    docs = " ".join((Path(__file__).parents[2] / "docs/own-data.md").read_text().split())
+    assert BORDER == 0.5
+    for text in (told, docs):
+        assert "one half" in text
+        assert "95 % of the labeled images reach" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_one_screen_with_every_option_of_a_command(capsys, monkeypatch, command):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    short = capsys.readouterr().out
+    assert short.count("\n") <= 40
+    assert f"`ropaws {command} --help-all`" in short
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help-all"])
+    assert end.value.code == 0
+    every = set(re.findall(r"^[│ ] (--[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
+    shown = set(re.findall(r"^  (--\S+)", short, re.MULTILINE))
+    shown = {option.replace("[no-]", "") for option in shown}
+    assert shown <= every
+    if command != "train":
+        assert shown == every
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("predict", "usage: ropaws predict RUN SOURCES ... [options]"),
+        ("suggest", "usage: ropaws suggest [RUN] [options]"),
+        ("demo", "usage: ropaws demo [options]"),
+    ],
+)
+def test_the_usage_names_what_comes_without_a_flag(capsys, command, usage):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == usage
+    assert not any(one == other == "" for one, other in itertools.pairwise(lines))
+
+
+def test_help_of_train_begins_with_its_two_uses_and_has_groups(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == [
+        "  ropaws train --labeled photos/labeled --unlabeled photos/pool --out runs/mine",
+        "  ropaws train --recipe cifar10-25 --out runs/cifar",
+    ]
+    places = [lines.index(heading) for heading in ("data", "what to train", "where results go", "how long")]
+    assert places == sorted(places)
+    assert "cifar10-25" in recipes.RECIPES
+
+
+def test_the_whole_help_of_train_lists_every_field(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help-all"])
     text = capsys.readouterr().out
     for flag in (
         "--recipe",
@@ -136,7 +200,7 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["train", "--recipe", "demo", "stray"], "stray argument 'stray'"),
         (["train", "--recipe", "demo", "--train.batch", "5001"], "use at most 5000"),
         (["train", "--recipe", "demo", "--data.labels-per-class", "101"], "ask for at most 100"),
-        (["train", "--recipe", "demo", "--data.source", "x.npz"], "no data file at x.npz"),
+        (["train", "--recipe", "demo", "--data.source", "x.npz"], "x.npz"),
         (["train", "--recipe", "demo", "--train.device", "cuda:99"], "cannot be used here"),
         (["train", "--recipe", "cifar10-4", "--data.no-download"], "no cifar10 below"),
         (["train", "nowhere.json"], "no file at nowhere.json"),
@@ -168,7 +232,7 @@ def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
         (["demo", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["demo", "--labels-per-class", "0"], "--labels-per-class must be at least 1, got 0"),
         (["demo", "--labels-per-class", "101"], "ask for at most 100"),
-        (["demo", "--steps", "0"], "train.steps must be at least 1, got 0"),
+        (["demo", "--steps", "0"], "--steps must be at least 1, got 0"),
         (["demo", "--sedes", "2"], "unknown option --sedes, did you mean --seeds?"),
         (["recipes", "cifar"], "unknown recipe 'cifar'"),
     ],
@@ -204,7 +268,7 @@ def test_too_little_memory_is_one_line(error, capsys, monkeypatch):
     def full(arguments):
         raise error
 
-    monkeypatch.setattr("ropaws.cli.demo.demo", full)
+    monkeypatch.setattr("ropaws.cli.bench.demo", full)
     said = fails(capsys, "demo")
     assert said.startswith("ropaws: not enough memory (")
     assert "use smaller images, batches or networks" in said
@@ -215,7 +279,7 @@ def faulty(monkeypatch):
     def fail(arguments):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr("ropaws.cli.demo.demo", fail)
+    monkeypatch.setattr("ropaws.cli.bench.demo", fail)
 
 
 def test_a_fault_of_our_own_is_one_line_and_a_file_for_a_report(faulty, monkeypatch, tmp_path, capsys):

@@ -10,8 +10,8 @@ from rich.console import Console
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.evaluation.label_choice import STRATEGIES
-from ropaws.models.small_convnet import SmallConvNet
+from ropaws.embedding.convnets import SmallConvNet
+from ropaws.insight.label_choice import STRATEGIES
 from tests import tiny
 from tests.photos import fails, make_photos
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ import ropaws
 from ropaws import Run
 from ropaws.cli import analyze
 from ropaws.cli.main import main
-from ropaws.data.files import decoding, listing, reading
+from ropaws.methods import PAWS, RoPAWS
+from ropaws.pool import decoding, listing
+from ropaws.run.results import read_evaluation
+from tests import tiny
 from tests.photos import fails
 
 FAST = ("--augment.size", "32", "--model.frozen-views", "1")  # of the real backbone
@@ -31,10 +35,9 @@ def counted(monkeypatch, place, name, calls):
 def test_images_are_listed_and_decoded_once_for_training_and_report(photos, monkeypatch, capsys):
     lists, walks, decoded = Counter(), Counter(), Counter()
     for name in ("list_labeled", "list_unlabeled"):
-        counted(monkeypatch, reading, name, lists)
         counted(monkeypatch, listing, name, lists)
     counted(monkeypatch, listing, "walk_images", walks)
-    counted(monkeypatch, decoding, "_decode", decoded)
+    counted(monkeypatch, decoding, "read_image", decoded)
     main(["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
           "--test", str(photos / "test"), "--out", str(photos / "run"), "--train.steps", "2",
           "--data.workers", "1", *FAST])  # fmt: skip
@@ -55,7 +58,7 @@ def test_the_report_of_a_training_parses_no_arguments(photos, monkeypatch, capsy
     monkeypatch.setattr(analyze, "report", None)
     monkeypatch.setattr(analyze, "evaluate", None)
     arguments = ["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
-                 "--train.steps", "1", *FAST]  # fmt: skip
+                 "--train.steps", "1", "--train.batch", "8", "--backbone", "small"]  # fmt: skip
     main([*arguments, "--out", str(photos / "shown")])
     captured = capsys.readouterr()
     assert "No report" not in captured.err
@@ -79,9 +82,10 @@ def test_own_photographs_train_on_pretrained_features(photos, capsys):
     run = photos / "run"
     main(own(photos, "--out", run, "--train.steps", "20", "--data.feature-cache", photos / "cache"))
     said = capsys.readouterr()
-    assert "efficientnet-lite0, frozen" in said.err
+    assert "backbone efficientnet-lite0: the best at hand" in said.err
+    assert Run(run).config.model.frozen
     assert "Computing features of 45 images in 2 views" in said.err
-    assert Run(run).evaluate()["accuracy"] > 0.8
+    assert read_evaluation(run)["accuracy"] > 0.8
     main(["predict", str(run), str(photos / "pool"), "--out", str(photos / "labels.csv")])
     assert (photos / "labels.csv").read_text().count("\n") == 37
     main(["compare", str(run), "--out", str(photos / "compared.html")])
@@ -105,9 +109,9 @@ def test_the_whole_network_follows_and_an_interrupted_start_goes_on(photos, caps
     first, whole = (json.loads((place / "config.json").read_text()) for place in (run / "frozen", run))
     assert first["model"]["frozen"]
     assert not whole["model"]["frozen"]
-    assert whole["model"]["init"] == str(run / "frozen/model.safetensors")
+    assert whole["model"]["init"] == "./frozen/model.safetensors"
     assert Run(run).facts.normalize == Run(run / "frozen").facts.normalize
-    assert Run(run).evaluate()["accuracy"] >= 0
+    assert Run(run).evaluate(["soft-nn"])["accuracy"] >= 0
     for path in run.iterdir():
         if path.is_file():
             path.unlink()  # as if it had been killed after the head
@@ -173,3 +177,33 @@ def test_bad_features_and_options_that_do_not_fit_get_one_line(features, photos,
     changed["features"] = changed["features"] + 1
     np.savez(features, **changed)
     assert "the training images of" in fails(capsys, "train", "--resume", tmp_path / "run")
+
+
+def test_class_frequencies_are_an_option(photos, capsys):
+    arguments = ["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
+                 "--train.steps", "2", "--no-report", *FAST]  # fmt: skip
+    main([*arguments, "--out", str(photos / "given"), "--class-prior", "0.6,0.3,0.1"])
+    run = Run(photos / "given")
+    assert run.method.class_prior == (0.6, 0.3, 0.1)
+    prior = ropaws.evaluate(run, only=["pool"])["pool"]["class_prior"]
+    assert [part["estimate"] for part in prior.values()] == pytest.approx([0.6, 0.3, 0.1])
+    capsys.readouterr()
+    main(["evaluate", str(photos / "given"), "--only", "pool"])
+    assert "Of these, by class:" in capsys.readouterr().out.replace("\n", " ")
+    message = fails(capsys, *arguments, "--out", str(photos / "no"), "--class-prior", "0.6,0.3")
+    assert "--class-prior must sum to 1, got 0.6, 0.3, which sum to 0.9" in message
+    message = fails(capsys, *arguments, "--out", str(photos / "no"), "--class-prior", "0.6,0.4")
+    assert "class_prior must have one frequency per class, 3, got 2" in message
+    message = fails(capsys, *arguments, "--method", "fixmatch", "--class-prior", "auto")
+    assert "--class-prior goes with ropaws and paws; fixmatch has none" in message
+
+
+def test_a_network_from_scratch_is_drawn_to_the_frequencies(tmp_path):
+    """The paper's prior has no density to estimate frequencies from; labels and given ones need none."""
+    config = tiny.config(tiny.write_data(tmp_path / "data.npz"))
+    for choice, expected in (("labels", [1 / 3] * 3), ((0.7, 0.2, 0.1), [0.7, 0.2, 0.1])):
+        for method in (PAWS(class_prior=choice), RoPAWS(class_prior=choice)):
+            run = Run(
+                ropaws.train(replace(config, method=method), tmp_path / f"{type(method).__name__}{choice}")
+            )
+            assert run.model.get_buffer("class_prior").tolist() == pytest.approx(expected, abs=1e-6)

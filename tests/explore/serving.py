@@ -6,7 +6,7 @@ import json
 import threading
 import time
 
-from ropaws.explore.server import bind, build_app
+from ropaws.explore.server import bind, build_app, build_server
 from ropaws.explore.session import Session
 
 TOKEN = "t" * 32
@@ -82,8 +82,6 @@ class Client:
 @contextlib.contextmanager
 def served(pool, folder, *, read_only=False, background=False):
     """A client, and the session behind it."""
-    import uvicorn
-
     session = Session(pool, folder, read_only=read_only)
     session.auto_refit = False
     if background:
@@ -91,9 +89,7 @@ def served(pool, folder, *, read_only=False, background=False):
     sock = bind(0)
     port = sock.getsockname()[1]
     app = build_app(session, port=port, token=TOKEN)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
-    )
+    server = build_server(app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     while not server.started:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropaws.explore.answer_log import AnswerLog, RefusedError, checked_class_name
+from ropaws.explore.answer_log import AnswerLog, Answers, RefusedError, checked_class_name
 
 IMAGES = ["a.png", "b.png", "c.png", "ü/\udcff.png"]
 
@@ -101,10 +101,9 @@ def test_a_round_leaves_the_answers_that_came_while_it_was_fitted(tmp_path):
     log.append("label", "one", images=["b.png", "c.png"], label=1, said=[0, 1])
     assert log.answers.right_since == [True, False, True]
     log.append("round", "", facts={"labels": 1}, upto=begun)
-    assert log.answers.answers_since == 2
     assert log.answers.right_since == [False, True]
     log.close()
-    assert AnswerLog(tmp_path / "log").answers.answers_since == 2
+    assert AnswerLog(tmp_path / "log").answers.right_since == [False, True]
 
 
 def test_two_servers_cannot_open_one_folder(tmp_path):
@@ -181,7 +180,9 @@ def test_a_log_cut_anywhere_gives_the_answers_before_the_cut(tmp_path):
         '{"n":2,"tab":"","do":"label"}', '{"n":2,"tab":"","do":"label","images":[1],"label":0}',
         '{"n":2,"tab":"","do":"label","images":["a"],"label":"x"}',
         '{"n":2,"tab":"","do":"class","id":true,"name":"x"}', '{"n":2,"tab":"","do":"undo","of":[]}',
-        "[" * 5000, '{"n":2,"tab":"","do":"label","images":["a"],"label":0,"said":["x"]}', "\x00\xff",
+        "[" * 5000, '{"n":2,"tab":"","do":["label"]}', '{"n":2,"tab":"","do":{"label":1}}',
+        '{"n":2,"tab":"","do":"estimate","facts":[]}', '{"n":2,"tab":"","do":"export","name":3,"facts":{}}',
+        '{"n":2,"tab":"","do":"label","images":["a"],"label":0,"said":["x"]}', "\x00\xff",
     ],
 )  # fmt: skip
 def test_a_damaged_line_costs_itself_alone(tmp_path, line):
@@ -201,6 +202,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("label"), st.sampled_from(IMAGES), st.integers(-3, 3)),
     st.tuples(st.just("class"), st.integers(0, 3), st.sampled_from(["cat", "dog", "<b>", "naïve"])),
     st.tuples(st.just("merge"), st.integers(0, 3), st.integers(0, 3)),
+    st.tuples(st.just("delete"), st.integers(0, 3), st.none()),
+    st.tuples(st.just("round"), st.none(), st.none()),
     st.tuples(st.just("confirm"), st.sampled_from(IMAGES), st.none()),
     st.tuples(st.just("undo"), st.sampled_from(["left", "right"]), st.none()),
     st.tuples(st.just("restart"), st.none(), st.none()),
@@ -214,11 +217,16 @@ def test_what_is_in_memory_is_what_is_on_disk(tmp_path_factory, actions):
     log = AnswerLog(path)
     for (do, first, second), tab in actions:
         if do == "label":
-            log.append("label", tab, images=[first], label=second, said=[0])
+            images = [first, IMAGES[second % 4]]
+            log.append("label", tab, images=list(dict.fromkeys(images)), label=second, said=[0, -1])
         elif do == "class":
             log.append("class", tab, id=first, name=second)
         elif do == "merge" and first != second:
             log.append("merge", tab, id=first, into=second)
+        elif do == "delete":
+            log.append("delete", tab, id=first)
+        elif do == "round":
+            log.append("round", "", facts={}, upto=log.revision)
         elif do == "confirm":
             log.append("confirm", tab, images=[first])
         elif do == "undo":
@@ -242,3 +250,18 @@ def test_names_of_classes_are_checked(name, why):
     with pytest.raises(RefusedError, match=why):
         checked_class_name(name, ["cat"])
     assert checked_class_name("  big   <b>cat</b> ", ["cat"]) == "big <b>cat</b>"
+
+
+def test_undo_looks_only_at_what_was_said_of_its_images(tmp_path, monkeypatch):
+    """It must not take longer with every answer that was given."""
+    log = with_classes(tmp_path / "log", "cat", "dog")
+    for number in range(200):
+        give(log, f"{number}.png", number % 2)
+    give(log, "7.png", 0)
+    applied, real = [], Answers.apply
+    monkeypatch.setattr(Answers, "apply", lambda self, entry: (applied.append(entry), real(self, entry)))
+    log.undo("one")
+    assert log.answers.labels["7.png"] == 1
+    assert len(applied) == 3  # two classes, and the answer before
+    log.close()
+    assert AnswerLog(tmp_path / "log").answers == log.answers

@@ -1,10 +1,14 @@
 """What an attacker would try: from another site, from another name for this machine, without the token."""
 
 import os
+import socket
 import stat
+import urllib.parse
+from pathlib import Path
 
 import pytest
 
+from ropaws.cli.explore import open_browser
 from ropaws.explore.guard import MOST_BYTES, kept_token
 from tests.explore.pools import make_pool
 from tests.explore.serving import TOKEN, served
@@ -31,7 +35,7 @@ WRITES = [("/api/labels", {"ids": [0], "label": 0}), ("/api/classes", {"action":
 
 def unchanged(session, before):
     assert session.log.revision == before
-    assert not session.jobs.is_running("refit")
+    assert session.jobs.shown() is None
 
 
 @pytest.mark.parametrize("path", READS)
@@ -43,7 +47,88 @@ def test_nothing_is_read_without_the_token(server, path, cookie):
     value = cookie and cookie.replace("{own}", f"ropaws-{client.port}")
     reply = client.get(path, headers={"Cookie": value})
     assert reply.status == 401
-    assert "terminal" in reply.error
+    assert "terminal" in reply.body.decode()
+    assert reply.headers["content-type"] == (
+        "text/html; charset=utf-8" if path == "/" else "application/json"
+    )
+    assert SECRET not in reply.body.decode()
+
+
+@pytest.mark.parametrize("token", ["", "?token=wrong", "?token=%3Cscript%3E"])
+def test_a_person_without_the_token_sees_a_page(server, token):
+    client, _ = server
+    reply = client.get(f"/{token}", headers={"Cookie": None, "Origin": None})
+    assert reply.status == 401
+    assert reply.body.startswith(b"<!doctype html>")
+    assert b"open the address that the terminal shows" in reply.body
+    assert b"script" not in reply.body
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+
+
+HONEST = "Host: 127.0.0.1:{port}|Origin: http://127.0.0.1:{port}|Cookie: ropaws-{port}={token}"
+
+
+def raw(client, *lines, body, is_cut=False):
+    """The first line of the answer to a request whose bytes are as given; "" if there is no answer."""
+    text = "|".join(("POST /api/labels HTTP/1.1", HONEST, "Content-Type: application/json", *lines))
+    head = text.replace("{port}", str(client.port)).replace("{token}", TOKEN).replace("|", "\r\n")
+    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
+        connection.sendall(head.encode() + b"\r\n\r\n" + body)
+        if is_cut:
+            connection.shutdown(socket.SHUT_WR)
+        return connection.makefile("rb").readline().decode()
+
+
+def test_a_request_that_was_cut_is_not_acted_on(server):
+    """What has come of it may be valid JSON."""
+    client, session = server
+    before = session.log.revision
+    body = b'{"ids":[0],"label":0}'
+    assert raw(client, f"Content-Length: {len(body) + 40}", body=body, is_cut=True) == ""
+    client.state()
+    unchanged(session, before)
+    assert " 200 " in raw(client, f"Content-Length: {len(body)}", body=body)
+    assert session.log.revision == before + 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: 127", b"whole, then a part"])
+def test_a_connection_that_does_not_get_on_is_closed(server, monkeypatch, sent):
+    client, _ = server
+    monkeypatch.setattr("ropaws.explore.server.CONNECTION_SECONDS", 0.3)
+    whole = f"GET /web/api.js HTTP/1.1|{HONEST}||".replace("|", "\r\n")
+    whole = whole.replace("{port}", str(client.port)).replace("{token}", TOKEN)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
+        if sent.startswith(b"whole"):
+            connection.sendall(whole.encode())
+            assert b" 200 " in connection.recv(1 << 16)
+            connection.sendall(b"GET /")
+        else:
+            connection.sendall(sent)
+        while connection.recv(1 << 16):  # raises an error if the server does not close it
+            pass
+    assert client.get("/").status == 200
+
+
+@pytest.mark.parametrize("header", ["Origin: http://127.0.0.1:{port}", "Origin: http://evil.example",
+                                    "Content-Type: application/json", "Cookie: a=b"])  # fmt: skip
+def test_a_header_that_comes_twice_is_refused(server, header):
+    client, session = server
+    before = session.log.revision
+    body = b'{"ids":[0],"label":0}'
+    assert " 400 " in raw(client, header, f"Content-Length: {len(body)}", body=body)
+    unchanged(session, before)
+
+
+def test_a_request_that_does_not_come_is_given_up(server, monkeypatch):
+    client, session = server
+    before = session.log.revision
+    monkeypatch.setattr("ropaws.explore.guard.READ_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
+        head = f"POST /api/labels HTTP/1.1|{HONEST}|Content-Type: application/json|Content-Length: 99||"
+        text = head.replace("{port}", str(client.port)).replace("{token}", TOKEN).replace("|", "\r\n")
+        connection.sendall(text.encode() + b'{"ids":[0]')
+        assert b" 408 " in connection.makefile("rb").readline()
+    unchanged(session, before)
 
 
 @pytest.mark.parametrize(("path", "body"), WRITES)
@@ -173,8 +258,10 @@ def test_a_link_in_the_pool_shows_an_image_or_nothing(tmp_path):
 def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(server):
     client, _ = server
     reply = client.get(f"/?token={TOKEN}", headers={"Cookie": None, "Origin": None})
-    assert reply.status == 303
-    assert reply.headers["location"] == "/"  # and leaves the address bar
+    assert reply.status == 200
+    assert b'http-equiv="refresh" content="0; url=/"' in reply.body  # the token leaves the address bar
+    assert TOKEN.encode() not in reply.body
+    assert b'<link rel="icon" href="data:,">' in reply.body  # or a browser asks for one that is not there
     cookie = reply.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -214,6 +301,24 @@ def test_read_only_shows_everything_and_changes_nothing(tmp_path):
                 assert "--read-only" in reply.error
         assert session.log.revision == 0
     assert not (tmp_path / "out").exists()
+
+
+def test_the_browser_is_started_without_the_token_and_gets_it(server, browser, monkeypatch):
+    """Arguments of a process can be read by every user of the machine."""
+    client, _ = server
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    open_browser(f"{client.origin}/?token={TOKEN}")
+    (address,) = opened
+    assert TOKEN not in address
+    door = Path(urllib.parse.urlparse(address).path)
+    assert TOKEN in door.read_text()
+    assert door.stat().st_mode & 0o077 == door.parent.stat().st_mode & 0o077 == 0
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_selector("#views button, #name-classes[open]")
+    assert page.url == f"{client.origin}/"
+    page.context.close()
 
 
 def test_the_token_is_kept_for_its_owner_alone(tmp_path):

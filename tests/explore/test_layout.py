@@ -83,3 +83,16 @@ def test_near_duplicates_are_found(monkeypatch, noise):
 def test_a_thousand_copies_are_one_group():
     found = layout.near_duplicates(torch.ones(3000, 16))
     assert (found == 0).all()
+
+
+def test_a_map_with_any_damaged_byte_is_read_as_it_was_or_not_at_all(tmp_path):
+    points = make_points(4)
+    plane = layout.quick_map(points)
+    path = tmp_path / "map.npz"
+    layout.write_map(path, plane, points)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for value in (0, 1, 8, 255, whole[place] ^ 64):
+            path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            found = layout.read_map(path, points)
+            assert found is None or np.array_equal(found, plane)

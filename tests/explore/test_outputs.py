@@ -1,5 +1,7 @@
 import csv
 import json
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,15 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ropaws.classify import head
 from ropaws.cli.main import main
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.embedding.embedder import Embedder
 from ropaws.explore import outputs
 from ropaws.explore.answer_log import RefusedError
 from ropaws.explore.pool import pool_of_run, pool_of_sources
 from ropaws.explore.session import Session
-from ropaws.prediction.embed import EmbedSettings
-from ropaws.runs.run import Run
-from ropaws.training import feature_head
+from ropaws.run.run import Run
+from ropaws.run.sorting import Sorter
 from tests.explore.pools import COUNT, OTHERS, label_some, make_pool, truth
 from tests.photos import NAMES as PHOTO_NAMES
 from tests.photos import fails, make_photos
@@ -23,7 +26,7 @@ from tests.photos import fails, make_photos
 
 @pytest.fixture
 def session(tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_head, "STEPS", 15)
+    monkeypatch.setattr(head, "STEPS", 15)
     found = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
     found.auto_refit = False
     label_some(found)
@@ -41,6 +44,11 @@ def finish(session, kind):
     return line
 
 
+def written(session):
+    found = outputs.output_facts(session)["written"]
+    return [(each["name"], each["round"], each["pending"], each["stale"]) for each in found]
+
+
 def test_sorted_folders_hold_every_image_once(session):
     finish(session, "folders")
     folder = session.folder / "sorted"
@@ -51,9 +59,34 @@ def test_sorted_folders_hold_every_image_once(session):
         place = "out-of-class" if answer == OUT_OF_CLASS else session.answers.classes[int(answer)]
         assert (folder / place / Path(name).name).is_file()
         assert Path(name).is_file()  # copied, not moved
-    assert session.notice == f"Written: {COUNT:,} images in {folder}"
+    assert written(session) == [("sorted", 1, 0, False)]
     finish(session, "folders")  # again: no copy of a copy
     assert len(list(folder.rglob("*.png"))) == COUNT
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_link_that_takes_the_place_of_an_image_is_not_copied(session, tmp_path, monkeypatch, when):
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+
+    def swap():
+        path = session.pool.images.path(5)
+        path.unlink()
+        path.symlink_to(secret)
+
+    if when == "before":
+        swap()
+    else:
+        plan = Sorter.carry_out
+        monkeypatch.setattr(Sorter, "carry_out", lambda sorter: (swap(), plan(sorter)))
+    outputs.export(session, "folders")
+    session.jobs.wait()
+    copies = [path for path in (session.folder / "sorted").rglob("*") if path.is_file()]
+    assert "secret" not in [path.read_text(errors="replace") for path in copies]
+    if when == "before":
+        assert len(copies) == len(session.pool) - 1
+    else:
+        assert "is not an image any more" in session.error
 
 
 def test_the_table_of_predictions_tells_answers_from_guesses(session):
@@ -69,6 +102,45 @@ def test_the_table_of_predictions_tells_answers_from_guesses(session):
     ]
     assert rows[0]["label"] == "circle"
     assert float(rows[0]["p(circle)"]) == 1
+
+
+def test_an_export_names_the_labels_and_the_round_that_it_was_made_from(session):
+    fitted_to = session.digest()
+    session.label([40, 41], OUT_OF_CLASS, why="grid", tab="tab")
+    finish(session, "predictions")
+    facts = {"round": 1, "made_from": fitted_to, "labels": session.digest(), "pending": 2}
+    assert session.answers.exports == {"predictions.csv": facts}
+    session.close()
+    again = Session(session.pool, session.folder)
+    assert again.answers.exports == {"predictions.csv": facts}
+    assert again.digest() == facts["labels"]
+    again.rename_class(0, "disk", tab="tab")  # the file has the other name
+    assert again.digest() != facts["labels"]
+    again.close()
+
+
+def test_an_export_goes_stale_with_the_labels_their_names_and_the_model(session):
+    finish(session, "predictions")
+    assert written(session) == [("predictions.csv", 1, 0, False)]
+    session.label([40], OUT_OF_CLASS, why="grid", tab="tab")
+    assert written(session) == [("predictions.csv", 1, 0, True)]
+    finish(session, "predictions")
+    assert written(session) == [("predictions.csv", 1, 1, False)]  # said: one answer is newer
+    session.refit()
+    session.jobs.wait()
+    assert written(session) == [("predictions.csv", 1, 1, True)]
+    finish(session, "predictions")
+    session.rename_class(0, "disk", tab="tab")
+    assert written(session) == [("predictions.csv", 2, 0, True)]
+    session.undo("tab")
+    assert written(session) == [("predictions.csv", 2, 0, False)]
+    (session.folder / "predictions.csv").unlink()
+    assert written(session) == []
+
+
+def test_an_export_that_the_log_names_outside_of_the_folder_is_not_looked_for(session):
+    session.log.append("export", "", name="../pool", facts={})
+    assert written(session) == []
 
 
 def test_training_needs_two_classes(tmp_path):
@@ -89,10 +161,31 @@ def test_a_failed_training_says_why(session, monkeypatch):
     assert outputs.report_page(session) is None
 
 
+KILLED = """
+import signal, sys, time
+from ropaws.explore.outputs import start_watched
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests in the background may ignore it
+start_watched(["train", "--recipe", "demo", "--out", sys.argv[1], "--train.steps", "1000000"], sys.stdout)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGHUP, signal.SIGKILL])
+def test_a_training_ends_with_the_server_that_started_it(tmp_path, signal_number):
+    """Both write to one pipe, which ends when neither is there any more."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout.readline() == "started\n"
+        server.send_signal(signal_number)
+        rest, _ = server.communicate(timeout=120)
+    assert "interrupted" in rest or "Interrupt" in rest
+
+
 def test_from_a_folder_without_labels_to_a_run(tmp_path, capsys):
     """The way a person takes, without the browser: images, answers, a run that other commands understand."""
     photos = make_photos(tmp_path)
-    pool = pool_of_sources([photos / "pool"], [], EmbedSettings(views=0, size=96), _quiet())
+    pool = pool_of_sources([photos / "pool"], [], Embedder(size=96, console=_quiet()))
     assert len(pool) == 36
     session = Session(pool, tmp_path / "out")
     session.auto_refit = False
@@ -192,7 +285,7 @@ def test_the_folder_is_named_after_the_source():
 
 
 def test_a_huge_image_in_the_pool_is_refused_when_it_is_shown(tmp_path):
-    from ropaws.data.files.decoding import UnreadableError
+    from ropaws.pool.decoding import UnreadableError
 
     pool = make_pool(tmp_path / "pool", 4)
     Image.new("1", (20_000, 20_000)).save(tmp_path / "pool/image-001.png")

@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ropaws.data.datasets.truth import embedded_truth
-from ropaws.data.sources import DataConfig, load_corpus
-from tests.conftest import REQUIRE_BROWSER
-
-if os.environ.get(REQUIRE_BROWSER):
-    import playwright.sync_api as playwright
-else:
-    playwright = pytest.importorskip("playwright.sync_api")
+from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.sources import DataConfig, load_corpus
 
 IMAGES = 400
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat")  # five of the ten kinds of garments
@@ -90,11 +84,10 @@ def started(garments, tmp_path):
 
 
 @pytest.fixture
-def page(chromium):
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser.new_page(viewport={"width": 1280, "height": 900})
-        browser.close()
+def page(browser):
+    opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    yield opened
+    opened.close()
 
 
 class Person:

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from ropaws.classify import head
 from ropaws.explore.server import bind
-from ropaws.training import feature_head
 from tests.explore.pools import COUNT, label_some, make_pool, truth
 from tests.explore.serving import TOKEN, Client, served
 
@@ -21,7 +21,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(place):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feature_head, "STEPS", 15)
+        patch.setattr(head, "STEPS", 15)
         with served(make_pool(place / "pool"), place / "out") as (client, session):
             label_some(session)
             session.refit()
@@ -56,7 +56,7 @@ def test_columns_are_packed_as_the_page_reads_them(server):
     assert np.allclose(confidence / 255, session.confidence, atol=0.01)
     assert np.allclose(in_domain / 255, session.fitted.in_class, atol=0.01)
     state = client.state()
-    version = f"{state['session']}-{state['revision']}-{state['round']}-{state['map_version']}"
+    version = f"{state['session']}-{state['revision']}-{state['model_version']}-{state['map_version']}"
     assert reply.headers["x-ropaws-version"] == version
 
 
@@ -188,7 +188,7 @@ def test_odd_tabs(server, tab):
 
 
 def test_the_map_and_a_fit_come_at_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_head, "STEPS", 15)
+    monkeypatch.setattr(head, "STEPS", 15)
     labels = {int(n): f"class {truth()[n]}" for n in range(30) if truth()[n] < 3}
     with served(make_pool(tmp_path / "pool", labels=labels), tmp_path / "out", background=True) as (
         client,
@@ -198,7 +198,7 @@ def test_the_map_and_a_fit_come_at_the_start(tmp_path, monkeypatch):
         state = client.state()
     assert state["map_version"] == 3
     assert state["round"] == 1
-    assert state["panel"]["rounds"] == []
+    assert [each["labels"] for each in state["panel"]["rounds"]] == [len(labels)]
 
 
 def test_a_port_in_use():

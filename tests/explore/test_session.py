@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from ropaws.data.files.listing import list_labeled
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.classify import head
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting
 from ropaws.explore.answer_log import SKIPPED, RefusedError
 from ropaws.explore.browsing import Query, browse, details, new_class_list
 from ropaws.explore.jobs import Job
 from ropaws.explore.session import Session
-from ropaws.training import feature_head
+from ropaws.pool.listing import list_labeled
 from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_points, make_pool, truth
 
 
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
-    monkeypatch.setattr(feature_head, "STEPS", 15)
+    monkeypatch.setattr(head, "STEPS", 15)
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def table(session):
         return list(csv.DictReader(file))
 
 
-def fit(session, **options):
-    assert session.refit(**options)
+def fit(session):
+    assert session.refit()
     session.jobs.wait()
     assert session.error is None
 
@@ -93,7 +93,6 @@ def test_answers_survive_a_crash_and_predictions_come_back(session, tmp_path):
     again.start_background()
     again.jobs.wait()
     assert again.round == 1
-    assert again.answers.rounds == []  # the same answers are not a new round
     again.close()
 
 
@@ -115,7 +114,7 @@ def test_the_labels_that_images_came_with_are_the_first_answers(tmp_path):
     session = Session(pool, tmp_path / "out")
     assert list(session.answers.classes.values()) == ["circle", "square"]
     assert session.codes[[0, 1, 5]].tolist() == [0, 1, 1]
-    assert session.answers.answers_since == 0
+    assert session.answers.right_since == []
     session.label([1], UNLABELED, why="grid", tab="tab")
     session.close()
     again = Session(pool, tmp_path / "out")
@@ -202,7 +201,39 @@ def test_an_audit_is_a_random_sample_without_answers(session):
     estimate = session.state("tab")["panel"]["estimate"]
     assert estimate["kind"] == "audit"
     assert estimate["labels"] <= 45
-    assert session.state("tab")["panel"]["audit"] is None
+    audit = session.state("tab")["panel"]["audit"]
+    assert (audit["answered"], audit["of"], audit["predicted"]) == (
+        45,
+        45,
+        0,
+    )  # answered before the first fit
+
+
+def test_a_finished_audit_tells_how_many_predictions_were_right(session):
+    ids = label_some(session)
+    fit(session)
+    session.start_audit(12, tab="tab")
+    order = session.open_audit()
+    for number in order[:3]:
+        wrong = next(each for each in ids if each != session.predicted[number])
+        session.label([number], wrong, why="audit", tab="tab")
+    for number in order[3:11]:
+        session.label([number], int(session.predicted[number]), why="audit", tab="tab")
+    session.label([order[11]], SKIPPED, why="audit", tab="tab")
+    audit = session.state("tab")["panel"]["audit"]
+    assert [audit[name] for name in ("answered", "of", "right", "predicted")] == [12, 12, 8, 11]
+
+
+def test_rounds_are_counted_over_answers_which_only_grow(session):
+    label_some(session)
+    fit(session)
+    session.label([0, 4, 8], UNLABELED, why="grid", tab="tab")
+    fit(session)
+    session.undo("tab")
+    session.label([3], OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    rounds = session.state("tab")["panel"]["rounds"]
+    assert [(each["labels"], each["answers"]) for each in rounds] == [(12, 12), (9, 15), (12, 16)]
 
 
 def test_a_refit_is_cancelled_while_labeling_goes_on(session, monkeypatch):
@@ -236,11 +267,11 @@ def test_refits_come_by_themselves_and_miss_no_answer(session):
         label = OUT_OF_CLASS if truth()[number] == OTHERS else ids[truth()[number]]
         session.label([number], label, why="suggested", tab="tab")
     end = time.monotonic() + 60
-    while session.jobs.is_running("refit") or session.answers.answers_since >= 10:
+    while session.jobs.shown() is not None or session.pending >= 10:
         assert time.monotonic() < end
         time.sleep(0.05)
     assert session.round >= 1
-    assert session.answers.answers_since < 10
+    assert session.pending < 10
 
 
 def test_a_failed_refit_says_so_and_keeps_the_last_one(session, monkeypatch):
@@ -258,10 +289,25 @@ def test_a_table_that_cannot_be_written_is_said_and_the_answer_kept(session, mon
     monkeypatch.setattr("ropaws.explore.label_table.write_table", _no_space)
     session.add_class("cat", [0], tab="tab")
     end = time.monotonic() + 10
-    while session.error is None and time.monotonic() < end:
+    while session.table_error is None and time.monotonic() < end:
         time.sleep(0.01)
-    assert "labels.csv could not be written" in session.error
+    assert f"{session.folder / 'labels.csv'} could not be written" in session.state("tab")["error"]
     assert session.codes[0] == 0
+
+
+def test_the_message_of_a_full_disk_goes_away_when_there_is_space(session, monkeypatch):
+    monkeypatch.setattr("ropaws.explore.label_table.RETRY_SECONDS", 0.05)
+    with monkeypatch.context() as full:
+        full.setattr("ropaws.explore.label_table.write_table", _no_space)
+        session.add_class("cat", [0], tab="tab")
+        end = time.monotonic() + 10
+        while session.table_error is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    while session.state("tab")["error"] is not None:  # without another answer
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert [row["label"] for row in table(session)] == ["cat"]
 
 
 def _no_space(*_):
@@ -452,7 +498,6 @@ def test_undo_leaves_the_labels_that_images_came_with(tmp_path):
         session.undo("tab")
     session.label([5], 0, why="grid", tab="tab")
     session.undo("tab")
-    assert session.answers.answers_since == 0
     assert session.codes[:2].tolist() == [0, 1]
     session.close()
 
@@ -556,3 +601,192 @@ def test_a_lost_line_costs_itself_alone(session):
     again = Session(pool, folder)
     assert again.codes[[50, 51, 52]].tolist() == [OUT_OF_CLASS, UNLABELED, OUT_OF_CLASS]
     again.close()
+
+
+# What the classifier was fitted to, and what was said since
+
+
+@pytest.fixture
+def halted(session, monkeypatch):
+    """Refits wait before they fit, the first one until `go_on` is set; what each was given is kept."""
+    begun, go_on, given = threading.Event(), threading.Event(), []
+    real = fitting.fit_round
+
+    def slow(points, answered, report):
+        given.append(answered)
+        begun.set()
+        assert go_on.wait(20)
+        return real(points, answered, report)
+
+    monkeypatch.setattr(fitting, "fit_round", slow)
+    return begun, go_on, given
+
+
+def others(count):
+    return np.flatnonzero(truth() == OTHERS)[:count].tolist()
+
+
+def test_undo_during_a_refit_starts_another_with_the_answers_as_they_are(session, halted):
+    begun, go_on, given = halted
+    label_some(session)
+    session.auto_refit = True
+    session.label(np.arange(60, 110).tolist(), OUT_OF_CLASS, why="grid", tab="tab")  # many are none
+    assert begun.wait(20)
+    session.undo("tab")
+    assert session.state("tab")["pending"] == 12  # nothing was fitted yet
+    go_on.set()
+    session.jobs.wait()
+    assert [int((answered.labels == OUT_OF_CLASS).sum()) for answered in given] == [50, 0]
+    assert session.state("tab")["pending"] == 0
+    assert session.made_from == session.digest()
+    known = truth() < OTHERS
+    assert (session.predicted == truth())[known].mean() > 0.9
+
+
+CHANGES = {
+    "label": lambda session, ids: session.label(others(1), OUT_OF_CLASS, why="grid", tab="tab"),
+    "clear": lambda session, ids: session.label([0], UNLABELED, why="grid", tab="tab"),
+    "skip": lambda session, ids: session.label(others(1), SKIPPED, why="grid", tab="tab"),
+    "undo": lambda session, ids: session.undo("tab"),
+    "merge": lambda session, ids: session.merge_class(ids[1], ids[0], tab="tab"),
+    "delete": lambda session, ids: session.delete_class(ids[1], tab="tab"),
+    "new class": lambda session, ids: session.add_class("moon", others(1), tab="tab"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_during_a_refit_is_fitted_when_it_ends(session, halted, change):
+    begun, go_on, given = halted
+    ids = label_some(session)
+    session.auto_refit = True
+    session.refit()
+    assert begun.wait(20)
+    CHANGES[change](session, ids)
+    go_on.set()
+    session.jobs.wait()
+    assert len(given) == 2
+    assert session.pending == 0
+    assert session.made_from == session.digest()
+
+
+def test_without_refits_by_themselves_the_page_says_stale(session, halted):
+    begun, go_on, given = halted
+    label_some(session)
+    session.refit()
+    assert begun.wait(20)
+    session.undo("tab")
+    go_on.set()
+    session.jobs.wait()
+    assert len(given) == 1
+    assert session.state("tab")["pending"] == 4
+    session.label([8, 9, 10, 11], 2, why="grid", tab="tab")
+    assert session.state("tab")["pending"] == 6  # two of the four are as they were
+    session.undo("tab")
+    fit(session)
+    assert session.state("tab")["pending"] == 0
+
+
+def test_undo_after_a_round_is_due_as_answers_are(session):
+    label_some(session)
+    session.label(others(12), OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    session.auto_refit = True
+    session.undo("tab")
+    session.jobs.wait()
+    assert session.round == 2
+    assert session.pending == 0
+
+
+def test_the_same_label_again_and_another_name_need_no_refit(session):
+    ids = label_some(session)
+    fit(session)
+    session.label([0, 4, 8], ids[0], why="grid", tab="tab")
+    session.rename_class(ids[0], "disk", tab="tab")
+    assert session.pending == 0
+    assert (session.predicted == ids[0]).any()  # shown by its new name
+
+
+def test_a_class_that_is_undone_is_not_predicted_any_more(session, halted):
+    begun, go_on, _ = halted
+    label_some(session)
+    number = session.add_class("moon", others(4), tab="tab")
+    session.refit()
+    assert begun.wait(20)
+    session.undo("tab")
+    go_on.set()
+    session.jobs.wait()
+    assert number not in session.fitted.classes
+    assert not (session.predicted == number).any()
+    assert session.fitted.probs.sum(axis=1) == pytest.approx(1)
+
+
+def test_the_number_of_the_round_survives_a_restart(session, tmp_path):
+    label_some(session)
+    fit(session)
+    session.label(others(3), OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    fit(session)  # to the same answers: no new round
+    assert session.round == 2
+    rounds = session.state("tab")["panel"]["rounds"]
+    session.close()
+
+    again = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    again.start_background()
+    again.jobs.wait()
+    assert again.round == 2
+    assert again.state("tab")["panel"]["rounds"] == rounds
+    again.label(others(5), OUT_OF_CLASS, why="grid", tab="tab")
+    fit(again)
+    assert again.round == 3
+    again.close()
+
+
+def test_a_deleted_class_leaves_labels_and_predictions_and_comes_back(session):
+    ids = label_some(session)
+    fit(session)
+    session.delete_class(ids[1], tab="tab")
+    assert ids[1] not in session.answers.classes
+    assert (session.codes == UNLABELED).sum() == COUNT - 8
+    assert not (session.predicted == ids[1]).any()
+    assert (session.predicted == ids[0]).any()
+    assert session.fitted.probs.sum(axis=1) == pytest.approx(1)
+    assert session.pending == 4
+    with pytest.raises(RefusedError, match="no class"):
+        session.delete_class(ids[1], tab="tab")
+    assert session.state("tab")["undo"] == "delete class square"
+    session.undo("tab")
+    session.jobs.wait()
+    assert (session.codes == ids[1]).sum() == 4
+    assert (session.predicted == ids[1]).any()
+    session.delete_class(ids[0], tab="tab")
+    session.delete_class(ids[1], tab="tab")
+    session.delete_class(ids[2], tab="tab")
+    assert (session.predicted == UNLABELED).all()
+    assert session.add_class("circle", [0], tab="tab") == 3  # numbers are not given twice
+
+
+def test_files_that_a_killed_server_left_half_written_are_swept(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    left = out / ".labels.csv.0123456789abcdef.tmp"
+    others = (out / ".labels.csv.tmp", out / ".mine.0123456789abcdef.tmp", out / "notes.tmp")
+    for path in (left, *others):
+        path.write_text("x")
+    pool = make_pool(tmp_path / "pool", 8)
+    Session(pool, out, read_only=True).close()
+    assert left.exists()
+    Session(pool, out).close()
+    assert not left.exists()
+    assert all(path.exists() for path in others)
+
+
+def test_more_like_an_image(session):
+    page = browse(session, Query(like=5, limit=500))
+    numbers = [item["id"] for item in page["items"]]
+    assert numbers[0] == 5
+    assert sorted(numbers) == list(range(COUNT))
+    assert (truth()[numbers[:30]] == truth()[5]).mean() > 0.9
+    points = torch.nn.functional.normalize(session.pool.points, dim=1)
+    assert (np.diff((points @ points[5]).numpy()[numbers]) <= 1e-6).all()
+    with pytest.raises(RefusedError, match="from 0 to 119"):
+        browse(session, Query(like=COUNT))

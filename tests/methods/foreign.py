@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ropaws.batch import Losses, Outputs
-from ropaws.data.rand_augment import StrongView, WeakView
-from ropaws.distributed import gather_constants, place
+from ropaws.core.distributed import gather_constants, place
+from ropaws.core.records import Losses, Outputs
 from ropaws.methods import Method
-from ropaws.models.ema import EMA
+from ropaws.methods.classifier import EMA
+from ropaws.pool.rand_augment import StrongView, WeakView
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from ropaws.batch import Batch, Support
-from ropaws.models import ModelConfig, build_encoder
+from ropaws.core.records import Batch, Support
+from ropaws.embedding.backbones import ModelConfig, build_encoder
 
 CLASSES = 3
 POOL = 20

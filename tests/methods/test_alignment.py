@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import torch
 
-from ropaws.methods.alignment import Alignment, aligned
+from ropaws.methods.iomatch import Alignment, aligned
 from tests import oracles
 
 CLASSES = 3

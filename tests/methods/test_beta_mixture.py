@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ropaws.methods.beta_mixture import BetaMixture, beta_density, beta_of_moments, inside_probability
+from ropaws.methods.prosub import BetaMixture, beta_density, beta_of_moments, inside_probability
 from tests import oracles
 
 SCORES = torch.tensor([0.05, 0.2, 0.31, 0.5, 0.77, 0.9, 0.95], dtype=torch.float64)

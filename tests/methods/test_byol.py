@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from ropaws.data.augment import AugmentConfig
 from ropaws.methods import BYOL
 from ropaws.methods.byol import distance, rising_momentum
+from ropaws.pool.augment import AugmentConfig
 from tests import oracles
 from tests.methods.test_simclr import make_batch, make_model
 

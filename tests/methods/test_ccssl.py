@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropaws.data.augment import AugmentConfig
 from ropaws.methods.ccssl import CCSSL, contrastive_loss, positive_weights
 from ropaws.methods.fixmatch import FixMatch
+from ropaws.pool.augment import AugmentConfig
 from tests import oracles
 from tests.methods.one_step import make_batch, make_model, touched
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ropaws.data.augment import AugmentConfig
-from ropaws.data.rand_augment import WeakView
 from ropaws.methods.cross_entropy import CrossEntropy
+from ropaws.pool.augment import AugmentConfig
+from ropaws.pool.rand_augment import WeakView
 from tests import oracles
 from tests.methods.one_step import make_batch, make_model, touched
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropaws.batch import Batch, Support
-from ropaws.data.augment import AugmentConfig
-from ropaws.distributed import Place
-from ropaws.methods import FineTune, LabeledEmbeddings, row_losses
-from ropaws.models import ModelConfig, build_encoder
+from ropaws.core.distributed import Rank
+from ropaws.core.records import Batch, Support
+from ropaws.embedding.backbones import ModelConfig, build_encoder
+from ropaws.methods import FineTune, LabeledEmbeddings
+from ropaws.methods import pseudo_targets as row_losses
+from ropaws.pool.augment import AugmentConfig
 from ropaws.training.loop import fit
 from ropaws.training.optim import OptimConfig, build_optimizer
 
@@ -98,7 +99,7 @@ def test_two_processes_with_unequal_rows_have_the_loss_and_gradient_of_one(monke
         return loss.detach(), torch.autograd.grad(loss, model.linear.weight)[0]
 
     one, slope = run(slice(None))
-    monkeypatch.setattr(row_losses, "place", lambda: Place(0, 2))
+    monkeypatch.setattr(row_losses, "place", lambda: Rank(0, 2))
     monkeypatch.setattr(row_losses, "sum_constants", lambda _: torch.tensor(8.0))
     parts = [run(slice(0, 5)), run(slice(5, 8))]
     torch.testing.assert_close(sum(loss for loss, _ in parts) / 2, one)

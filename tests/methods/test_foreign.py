@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.config import read_config, to_json, with_method
+from ropaws.core.files import read_json, write_json
 from ropaws.methods import import_method, make_method, method_name
-from ropaws.runs.atomic import read_json, write_json
-from ropaws.training.train import TrainingStopped
+from ropaws.run.config import read_config, to_json, with_method
+from ropaws.run.train import TrainingStopped
 from tests import tiny
 from tests.methods.foreign import MemoryMethod
 from tests.test_distributed import assert_close_runs, train_with

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from ropaws import equations as eq
-from ropaws.batch import Batch, Embeddings, Support
-from ropaws.data.augment import AugmentConfig
+from ropaws.classify.soft_nn import auto_prior_temperature, may_vote, nearest_gap, smooth
+from ropaws.core.records import Batch, Embeddings, Support
 from ropaws.methods import PAWS, RoPAWS, Supervised
 from ropaws.methods.ropaws import GAP, update_running_gap
-from ropaws.methods.soft_nn import auto_prior_temperature, may_vote, nearest_gap, smooth
+from ropaws.pool.augment import AugmentConfig
 from tests import oracles
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ropaws.batch import Batch, Support
+from ropaws.core.records import Batch, Support
 from ropaws.methods.mpl import MPL
 from tests import oracles
 from tests.methods.one_step import CLASSES, make_batch, make_model, touched

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ropaws.methods.one_vs_all import (
+from ropaws.methods.openmatch import (
     decision_distance,
     decision_entropy,
     inside_probs,

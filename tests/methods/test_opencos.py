@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import ropaws
-from ropaws.batch import Batch, Support
-from ropaws.config import with_method
-from ropaws.data.augment import Normalization
-from ropaws.data.loaders import PoolPass, TrainingData
+from ropaws.core.records import Batch, Support
+from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import FixMatch, OpenCoS, SimCLR
-from ropaws.methods.prototype_split import (
+from ropaws.methods.opencos import (
     fit_probe,
     held_out_scores,
     probe_probabilities,
@@ -23,7 +21,9 @@ from ropaws.methods.prototype_split import (
     score_threshold,
     top_pseudo_labels,
 )
-from ropaws.models import ModelConfig, build_encoder
+from ropaws.pool.augment import Normalization
+from ropaws.run.config import with_method
+from ropaws.training.loaders import PoolPass, TrainingData
 from tests import oracles, tiny
 
 CLASSES, POOL = 3, 12

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ropaws.data.augment import AugmentConfig, Normalization
-from ropaws.data.features import FeatureRows
-from ropaws.data.loaders import PoolPass, TrainingData
+from ropaws.core.features import FeatureRows
 from ropaws.methods.openmatch import OpenMatch
+from ropaws.pool.augment import AugmentConfig, Normalization
+from ropaws.training.loaders import PoolPass, TrainingData
 from tests import oracles
 from tests.methods.one_step import CLASSES, POOL, make_batch, make_model, touched
 

@@ -5,13 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ropaws.methods.prosub import (
-    ProSub,
-    averaged_prototypes,
-    id_draw,
-    subspace_basis,
-    subspace_scores,
-)
+from ropaws.methods.prosub import ProSub, averaged_prototypes, id_draw, subspace_basis, subspace_scores
 from tests import oracles
 from tests.methods.one_step import CLASSES, make_batch, make_model, touched
 

@@ -5,8 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ropaws.methods.mixup import Draw, mix, mixed_batch, mixup_draw, steady_order
-from ropaws.methods.realmix import RealMix, annealing_mask, confidence_mask
+from ropaws.methods.realmix import (
+    Draw,
+    RealMix,
+    annealing_mask,
+    confidence_mask,
+    mix,
+    mixed_batch,
+    mixup_draw,
+    steady_order,
+)
 from tests import oracles
 from tests.methods.one_step import CLASSES, make_batch, make_model, touched
 from tests.methods.test_ds3l import image_batch

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ropaws
-from ropaws.config import with_method
 from ropaws.methods import METHODS, make_method, method_name
+from ropaws.run.config import with_method
 from tests import tiny
 from tests.methods.rivals import RIVALS
 from tests.training.test_train import assert_same_run, losses

@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ropaws
-from ropaws.config import with_method
+from ropaws.embedding.backbones import PRETRAINED
 from ropaws.methods.cross_entropy import CrossEntropy
 from ropaws.methods.self_training import SelfTraining
-from ropaws.models import PRETRAINED
+from ropaws.run.config import with_method
 from tests import oracles, tiny
 from tests.methods.one_step import make_batch, make_model, touched
 from tests.training.test_train import assert_same_run

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 
 import ropaws
-from ropaws.batch import Batch, Support
-from ropaws.config import with_method
-from ropaws.data.augment import AugmentConfig
+from ropaws.core.records import Batch, Support
+from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import BYOL, FixMatch, MoCoV2, SimCLR, SwAV
-from ropaws.methods.contrast import nt_xent
-from ropaws.methods.two_views import follow, slow_copy
-from ropaws.models import ModelConfig, build_encoder
+from ropaws.methods.simclr import follow, nt_xent, slow_copy
+from ropaws.pool.augment import AugmentConfig
+from ropaws.run.config import with_method
 from tests import oracles, tiny
 
 PRETRAINING = [SimCLR(), MoCoV2(queue=16), BYOL(predictor_hidden=8), SwAV(prototypes=6)]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ropaws.data.augment import AugmentConfig
 from ropaws.methods import SwAV
 from ropaws.methods.swav import sinkhorn_codes, swap_loss
+from ropaws.pool.augment import AugmentConfig
 from tests import oracles
 from tests.methods.test_simclr import make_batch, make_model
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from ropaws.insight.accuracy_estimate import binomial_interval
 from ropaws.report import learning, rivals
 from ropaws.report.charts import error_chart
 from ropaws.report.run_files import RunFiles
@@ -46,11 +47,31 @@ def on_tests(own=0.9, logistic=0.8, error=0.01, **more):
     }
 
 
-def on_labels(own=0.9, logistic=0.8, error=0.01, *, frozen=True):
-    found = on_tests(own, logistic, error, on="labels", images=15, frozen=frozen)
+def on_labels(own=0.9, logistic=0.8, error=0.01):
+    found = on_tests(own, logistic, error, on="labels", images=15)
     return found | {
-        name: {k: v for k, v in found[name].items() if k != "auroc"} for name in ("own", "logistic")
+        name: {
+            "accuracy": (share := found[name]["accuracy"]),
+            "error": 0.01,
+            **dict(zip(("low", "high"), binomial_interval(round(15 * share), 15, level=0.9), strict=True)),
+        }
+        for name in ("own", "logistic", "soft_nn")
     }
+
+
+def test_fifteen_right_of_fifteen_is_no_hundred_percent(files):
+    told = verdict(files(features=on_labels(1.0, 0.8)))
+    assert "classifies 100% (82 to 100%) correctly" in told
+
+
+def test_a_run_that_cannot_be_fitted_anew_has_no_figure_of_its_own(files):
+    found = on_labels()
+    del found["own"]
+    run = files(features=found, leave_one_out=1.0)
+    assert verdict(run) == "There are no test images, so the accuracy is not known."
+    section = rivals.comparison(run)
+    assert "this run" not in section
+    assert "80.0 (56 to 94%)" in section
 
 
 def pool(**more):
@@ -110,25 +131,22 @@ def test_without_out_of_class_tests_there_is_no_auroc(files):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (on_labels(), "Training has seen these labels, so the figure of this run is likely too high."),
-        (on_labels(frozen=False), "Training has seen these labels, so both figures are likely too high."),
-        (on_labels(0.8, 0.8), "With so few images that is no clear difference. Training has seen"),
-        (on_labels(0.7, 0.9, 0.2), "no clear difference. Training has seen these labels"),
-        (
-            on_labels(0.7, 0.9),
-            "So logistic regression does better, although training has seen these labels.",
-        ),
+        (on_labels(), "logistic regression on the same features 80% (56 to 94%)."),
+        (on_labels(0.8, 0.8), "With so few images that is no clear difference."),
+        (on_labels(0.7, 0.9, 0.2), "no clear difference."),
+        (on_labels(0.7, 0.9), "So logistic regression does better."),
     ],
 )
 def test_without_tests_the_verdict_says_what_held_out_labels_are_worth(files, found, words):
     run = files(features=found, leave_one_out=0.5)
     told = verdict(run)
     assert told.startswith("There are no test images, so the accuracy is not known. Of 15 labeled images")
-    assert f"this run classifies {found['own']['accuracy']:.0%} (standard error 1) correctly" in told
+    assert f"has not seen them classifies {found['own']['accuracy']:.0%} (" in told
+    assert "too high" not in told
     assert words in told
     assert "50%" not in told  # one figure for one thing: not leave-one-out beside folds
     section = rivals.comparison(run)
-    assert "± 1.0" in section
+    assert f"{100 * found['own']['accuracy']:.1f} (" in section
     assert words in section
 
 
@@ -175,8 +193,7 @@ def test_only_the_in_domain_probability_can_make_its_own_share_doubtful(files, t
     more = {} if in_pool is None else {"in_domain_auroc": in_pool}
     run = files(accuracy=0.9, auroc=0.5, in_domain_auroc=tests, pool=pool(auroc=0.5, **more))
     assert ("hardly separated (AUROC 50%)" in verdict(run)) == warns
-    former = files(accuracy=0.9, auroc=0.5, pool=pool())
-    assert "hardly separated" not in verdict(former)
+    assert "hardly separated" not in verdict(files(accuracy=0.9, auroc=0.5, pool=pool()))
 
 
 def doubling(gain, error, *, frozen=True):
@@ -282,10 +299,10 @@ def test_new_classes_are_a_list_of_their_own(files, tmp_path):
     assert "About 3 of the 4 belong to a class." in first
 
 
-def test_suggestions_of_former_files_and_damaged_ones_are_shown_without_a_guess(files, tmp_path):
-    former = [{**suggestion(1), "kind": "doubtful", "gain": 3.0, "in_domain": 0.5, "stands_for": 2}]
+def test_suggestions_of_damaged_files_are_shown_without_a_guess(files, tmp_path):
+    damaged = [{**suggestion(1), "kind": "x"}]
     for new in (None, "x", [], {}):
-        files(suggestions=former, **({} if new is None else {"new_classes": new}))
+        files(suggestions=damaged, **({} if new is None else {"new_classes": new}))
         section = next_section(tmp_path)
         assert section.count('<div class="item">') == 1
         assert "belong to a class." not in section

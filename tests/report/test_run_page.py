@@ -15,7 +15,7 @@ import pytest
 import ropaws
 from ropaws.cli.main import main
 from ropaws.methods import PAWS
-from ropaws.report.comparison import compare_runs
+from ropaws.report.compare_page import compare_runs
 from ropaws.report.run_page import SECTIONS, write_report
 from tests import tiny
 
@@ -230,7 +230,7 @@ def test_a_baseline_must_be_supervised(run, capsys):
 
 def test_the_report_loads_no_torch(run):
     code = (
-        "import sys; from ropaws.report.run_page import write_report; from ropaws.report.comparison import"
+        "import sys; from ropaws.report.run_page import write_report; from ropaws.report.compare_page import"
         f" compare_runs; write_report({str(run)!r}); compare_runs([{str(run)!r}]);"
         " assert 'torch' not in sys.modules"
     )
@@ -249,7 +249,7 @@ def test_the_command_evaluates_what_was_not(tmp_path, capsys):
     data.unlink()
     main(["report", str(run)])  # no images and no evaluation: what is left
     captured = capsys.readouterr()
-    assert "Not evaluated: no data file" in captured.err
+    assert "Not evaluated: " in captured.err
     assert {"Training", "Settings", "Not shown"} <= set(parsed(run / "report.html").headings)
 
 
@@ -327,37 +327,88 @@ def test_compare_leaves_out_what_was_not_evaluated(several, tmp_path, capsys):
         compare_runs([bare])
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_in_a_real_browser(run, tmp_path, width, chromium):
-    """No console message, nothing wider than the window, and hovering a point shows its image."""
-    page = write_report(run, tmp_path / "page.html")
-    probe = """<script>
-    var dot = document.querySelector('#map circle'), tip = document.getElementById('tip');
-    var box = dot.getBoundingClientRect();
-    var at = {bubbles: true, clientX: box.x, clientY: box.y};
-    dot.dispatchEvent(new PointerEvent('pointerover', at));
-    var found = {text: tip.textContent, shown: tip.style.display, image: !!tip.querySelector('img'),
-                 wide: document.documentElement.scrollWidth, window: window.innerWidth};
-    document.querySelector('#map').dispatchEvent(new PointerEvent('pointerleave'));
-    found.after = tip.style.display;
-    document.querySelector('#classes button').click();
-    found.hidden = document.querySelectorAll('#map circle[style*="none"]').length;
-    document.title = 'FOUND' + JSON.stringify(found);
-    </script>"""
-    page.write_text(page.read_text().replace("</body>", f"{probe}</body>"))
-    done = subprocess.run(
-        [
-            chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-            f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--dump-dom",
-            page.as_uri(),
-        ],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr
-    found = json.loads(html.unescape(re.search(r"<title>FOUND(.*?)</title>", done.stdout)[1]))
-    assert found["shown"] == "block"
-    assert found["image"]
-    assert "predicted" in found["text"]
-    assert found["after"] == "none"
-    assert found["hidden"] > 0
-    assert found["wide"] <= found["window"]
+@pytest.fixture(params=[1280, 390])
+def window(request, run, tmp_path, browser):
+    """The report in a real browser, with everything that its console said."""
+    page = browser.new_page(viewport={"width": request.param, "height": 900})
+    page.said = []
+    page.on("console", lambda message: page.said.append(message.text))
+    page.on("pageerror", lambda error: page.said.append(str(error)))
+    page.goto(write_report(run, tmp_path / "page.html").as_uri())
+    yield page
+    page.close()
+
+
+def test_hovering_a_point_of_the_map_shows_its_image(window):
+    window.locator("#map circle").last.hover()
+    tip = window.locator("#tip")
+    assert tip.is_visible()
+    assert tip.locator("img").count() == 1
+    assert "predicted" in tip.inner_text()
+    window.mouse.move(2, 2)
+    assert not tip.is_visible()
+    assert window.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert window.said == []
+
+
+def test_every_button_of_the_map_hides_its_points(window):
+    """Of out-of-class images, too."""
+    buttons = window.locator("#classes button")
+    shown = window.locator("#map circle:visible")
+    left = shown.count()
+    assert buttons.last.inner_text() == "out-of-class"
+    for number in range(buttons.count()):
+        buttons.nth(number).click()
+        assert shown.count() < left
+        left = shown.count()
+    assert left == 0
+    buttons.last.click()
+    assert shown.count() > 0
+
+
+def test_no_text_of_a_chart_is_cut_off_or_covers_another(window):
+    wrong = """() => [...document.querySelectorAll("svg:not(#map)")].flatMap((chart) => {
+      const frame = chart.getBoundingClientRect();
+      const texts = [...chart.querySelectorAll("text")].map((text) => [text, text.getBoundingClientRect()]);
+      const cut = texts.filter(([, box]) => box.left < frame.left || box.right > frame.right ||
+        box.top < frame.top || box.bottom > frame.bottom + 1);
+      const covered = texts.filter(([, a], k) => texts.some(([, b], other) => other > k &&
+        a.left < b.right && b.left < a.right && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+      return [...cut, ...covered].map(([text]) => text.textContent);
+    })"""
+    assert window.locator("svg:not(#map) text").count() > 30
+    assert window.evaluate(wrong) == []
+
+
+def test_every_section_uses_the_width_of_the_page(window):
+    """Paragraphs, tables, images and charts reach to its right end."""
+    narrow = """() => [...document.querySelectorAll("section")].filter((section) => {
+      const { left, width } = section.getBoundingClientRect();
+      const parts = [...section.querySelectorAll("p, table, figure, .grid, dd")];
+      return !parts.some((part) => part.getBoundingClientRect().right > left + 0.95 * width);
+    }).map((section) => section.querySelector("h2").textContent)"""
+    assert window.evaluate(narrow) == []
+    images = "[...document.querySelectorAll('.grid .tile')].map((tile) => tile.getBoundingClientRect().right)"
+    assert max(window.evaluate(images)) > 0.9 * window.evaluate("document.body.clientWidth")
+
+
+def test_the_most_confident_images_are_sorted_by_the_figure_below_them(window):
+    rows = """[...document.querySelectorAll("section")].filter((section) =>
+      section.querySelector("h2").textContent === "Most confident images per class"
+    ).flatMap((section) => [...section.querySelectorAll(".grid")]).map((grid) =>
+      [...grid.querySelectorAll(".tile")].map((tile) => parseFloat(tile.textContent)))"""
+    found = window.evaluate(rows)
+    assert max(map(len, found)) > 3
+    assert all(row == sorted(row, reverse=True) for row in found)
+
+
+def test_the_report_names_the_commands_that_label_next(run, tmp_path):
+    moved = shutil.copytree(run, tmp_path / "my run")
+    text = html.unescape(write_report(moved).read_text())
+    assert f"<code>ropaws explore '{moved}'</code>" in text
+    assert f"<code>ropaws suggest '{moved}' --out next.csv</code>" in text
+    gallery = json.loads((moved / "gallery.json").read_text())
+    (moved / "gallery.json").write_text(json.dumps({**gallery, "thumbnails": {}}))  # as of features
+    text = html.unescape(write_report(moved).read_text())
+    assert "ropaws explore" not in text
+    assert f"ropaws suggest '{moved}'" in text

@@ -3,14 +3,12 @@
 import torch
 import torch.nn.functional as F
 
-from ropaws.data.features import FeatureRows, principal_components, unit_mean
+from ropaws.classify import propagation as feature_propagation
+from ropaws.classify.estimator import projection
+from ropaws.classify.propagation import Kernel, Propagation
+from ropaws.core.features import FeatureRows, principal_components, unit_mean
 from ropaws.methods import LabeledEmbeddings
-from ropaws.methods.propagation import Kernel
-from ropaws.training import feature_propagation
-from ropaws.training.feature_arrays import projection
-from ropaws.training.feature_classifier import centered_encoder, start_encoder
-from ropaws.training.feature_propagation import Propagation
-from tests.evaluation.test_pool import blobs
+from tests.insight.test_pool import blobs
 
 
 def solved():
@@ -51,14 +49,6 @@ def test_what_a_voter_hears_is_its_mass_before_the_prior():
     torch.testing.assert_close(prior[:, None] * voters.heard, voters.mass)
     assert prior.max() <= 1
     assert prior.min() < 0.9
-
-
-def test_rows_that_are_only_centered_have_the_neighbors_of_main_directions():
-    features = FeatureRows(torch.randn(80, 12, generator=torch.Generator().manual_seed(0)) + 1)
-    with torch.no_grad():
-        turned, plain = (make(features)([features.center])[0].h for make in (start_encoder, centered_encoder))
-    assert (turned - plain).abs().max() > 0.1
-    torch.testing.assert_close(plain @ plain.T, turned @ turned.T, atol=1e-5, rtol=0)
 
 
 def test_directions_are_left_out_where_they_are_nothing_but_a_turn():

@@ -1,6 +1,7 @@
 """Runs on frozen features: the backbone stays, heads train; resumed, shared out and repeated alike."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,16 +14,19 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 import ropaws
-import ropaws.training.train as training
+import ropaws.run.train as training
 from ropaws import Run
-from ropaws.config import to_json
-from ropaws.data.features import EmbeddedImages, FeatureRows, SeveralKinds, kind_of
-from ropaws.data.rand_augment import StrongView, WeakView
+from ropaws.core.features import FeatureRows, SeveralKinds
+from ropaws.core.files import write_json
+from ropaws.core.terminal import Terminal
+from ropaws.embedding import frozen_features as embedding
+from ropaws.embedding.backbones import ModelConfig, build_encoder
+from ropaws.embedding.efficientnet_lite import pretrained_weights
 from ropaws.methods import FixMatch, RoPAWS, encoder_of
-from ropaws.models import ModelConfig, build_encoder
-from ropaws.models.efficientnet_lite import pretrained_weights
-from ropaws.runs import embedding
-from ropaws.runs.atomic import write_json
+from ropaws.pool.augment import kind_of
+from ropaws.pool.corpus import EmbeddedImages
+from ropaws.pool.rand_augment import StrongView, WeakView
+from ropaws.run.config import embedder_of, to_json
 from ropaws.training.optim import OptimConfig
 from tests import tiny
 from tests.test_distributed import environment, torchrun
@@ -172,6 +176,29 @@ def test_two_processes_embed_and_train_as_one(config, tmp_path):
     assert segments == [1, 2]  # each process has written its part
 
 
+def test_it_may_be_resumed_with_another_number_of_processes(config, tmp_path):
+    """From one to two and from two to one: the norms of the backbone are no business of the optimizer."""
+    write_json(tmp_path / "config.json", to_json(config))
+    train = ["-m", "ropaws", "train"]
+    one, two = ropaws.train(config, tmp_path / "one"), tmp_path / "two"
+    done = torchrun(2, *train, tmp_path / "config.json", "--no-report", "--out", two)
+    assert (two / "model.safetensors").exists(), done.stderr
+    for run in (one, two):
+        shutil.copytree(run, tmp_path / f"{run.name}-resumed")
+        resumed = tmp_path / f"{run.name}-resumed"
+        (resumed / "model.safetensors").unlink()
+        (resumed / "checkpoint.previous.pt").replace(resumed / "checkpoint.pt")
+    done = torchrun(2, *train, "--resume", tmp_path / "one-resumed", "--no-report")
+    assert (tmp_path / "one-resumed/model.safetensors").exists(), done.stderr
+    ropaws.resume(tmp_path / "two-resumed")
+    expected = load_file(one / "model.safetensors")
+    for run in (two, tmp_path / "one-resumed", tmp_path / "two-resumed"):
+        found = load_file(run / "model.safetensors")
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4, equal_nan=True)
+
+
 def test_a_frozen_run_can_be_fine_tuned_reported_and_asked(config, tmp_path):
     run = ropaws.train(config, tmp_path / "run")
     results = ropaws.finetune(run, rates=(0.05, 0.1), epochs=(4,))
@@ -254,11 +281,9 @@ def test_weak_and_strong_views_have_caches_of_their_own(config, tmp_path, monkey
     corpus = training.load_corpus(settings.data)
     encoder = encoder_of(Run(run).model)
     for kind, role in ((WeakView(size=12), "weak"), (StrongView(size=12), "strong")):
-        described = embedding.embedding_of(settings, encoder, Run(run).facts.normalize, kind=kind)
-        bank = embedding.embed_images(
-            corpus.train_images, described, settings.data, watch=lambda items, *_: items, warn=print
-        ).features
-        assert (tmp_path / "cache" / described.digest) in folders
+        embedder = embedder_of(settings, encoder, Run(run).facts.normalize, Terminal(quiet=True))
+        bank = embedder.features(corpus.train_images, kind=kind).features
+        assert (tmp_path / "cache" / bank.made_from) in folders
         head = encoder.projection[0]  # what a step sees is in its main directions already
         cached = head.directions(bank.views(seen[0]["rows"]), head.mean, head.components)  # (u, 2, d)
         match = torch.isclose(cached, seen[0][role][:, None], atol=1e-5).all(dim=2)

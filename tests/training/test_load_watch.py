@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from ropaws.processes.cores import CoreTimes, busy_elsewhere, core_times
-from ropaws.training.hardware import LoadWatch
+from ropaws.core.cores import CoreTimes, busy_elsewhere, core_times
+from ropaws.core.hardware import LoadWatch
 
 START = CoreTimes(moment=100.0, machine=5000.0, own=40.0)
 

@@ -4,17 +4,21 @@ import io
 import json
 import math
 import os
+import re
 import signal
+import time
 
 import pytest
 import torch
 from rich.console import Console
 from torch.amp.grad_scaler import GradScaler
 
-from ropaws.batch import Batch, Losses
+from ropaws.core.files import read_json, write_atomically, write_json
+from ropaws.core.hardware import choose_device, choose_precision, keep_freed_memory
+from ropaws.core.records import Batch, Losses
+from ropaws.core.terminal import watch_files
+from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import Method, RoPAWS
-from ropaws.models import ModelConfig, build_encoder
-from ropaws.runs.atomic import read_json, write_atomically, write_json
 from ropaws.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -23,11 +27,8 @@ from ropaws.training.checkpoint import (
     save_checkpoint,
     save_model,
 )
-from ropaws.training.hardware import choose_device, choose_precision, keep_freed_memory
-from ropaws.training.interrupt import stop_between_steps
-from ropaws.training.loop import Taken, TrainingDivergedError, fit
+from ropaws.training.loop import StepResult, TrainingDivergedError, fit, show_progress, stop_between_steps
 from ropaws.training.optim import LARS
-from ropaws.training.progress import show_progress
 from ropaws.training.trackers import drop_metrics_from
 
 
@@ -112,7 +113,7 @@ def save(folder, model, optimizer, *, next_step=1, seconds=0.0):
 
 
 def load(folder, said=None):
-    return load_checkpoint(folder, torch.device("cpu"), (said if said is not None else []).append)
+    return load_checkpoint(folder, (said if said is not None else []).append)
 
 
 def test_checkpoint_and_model_come_back(tmp_path):
@@ -223,16 +224,43 @@ def test_metrics_of_steps_to_be_taken_again_are_dropped(tmp_path):
 def test_progress_shows_loss_rate_and_time_left(terminal):
     out = io.StringIO()
     console = Console(file=out, force_terminal=terminal, width=120)
-    steps = [Taken(step, Losses(torch.tensor(0.5), {}), 1.25, 0.0) for step in range(3)]
+    steps = [StepResult(step, Losses(torch.tensor(0.5), {}), 1.25, 0.0) for step in range(3)]
     shown = show_progress(iter(steps), title="paws", start=0, total=3, batch=8, console=console)
     assert list(shown) == steps
     text = out.getvalue()
-    for word in ("paws", "3/3", "loss 0.500", "rate 1.25", "images/s", "left"):
+    for word in ("paws", "3/3", "loss 0.500", "rate 1.25", "images/s"):
         assert word in text
+    assert ("left" in text) is terminal  # of a log it is said once the speed is known
     quiet = Console(file=io.StringIO(), quiet=True)
     shown = show_progress(iter(steps), title="paws", start=0, total=3, batch=8, console=quiet)
     assert list(shown) == steps
     assert quiet.file.getvalue() == ""
+
+
+def slow_start(now, first, others, count):
+    """Items of which the first takes long, on a clock of their own."""
+    for number in range(count):
+        now[0] += others if number else first
+        yield number
+
+
+@pytest.mark.parametrize("what", ["steps", "files"])
+def test_the_time_left_in_a_log_is_that_of_the_work_and_not_of_the_start(monkeypatch, what):
+    """A minute until the first of 1,000 items, then one per second."""
+    now, out = [0.0], io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    console = Console(file=out, width=120)
+    items = slow_start(now, 60.0, 1.0, 1000)
+    if what == "files":
+        shown = watch_files(console)(items, "Reading", 1000)
+    else:
+        taken = (StepResult(step, Losses(torch.tensor(0.5), {}), 1.25, 0.0) for step in items)
+        shown = show_progress(taken, title="paws", start=0, total=1000, batch=8, console=console)
+    assert sum(1 for _ in shown) == 1000
+    lines = [line for line in out.getvalue().splitlines() if re.search(r"\d (of|/)|\d/\d", line)]
+    assert "left" not in lines[0]  # after the first item nobody knows
+    assert lines[1].endswith(("left 16 min", "left 17 min"))
+    assert lines[-2].endswith(" s")
 
 
 def test_a_signal_waits_for_the_end_of_the_step_and_a_second_one_does_not():

@@ -7,11 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from ropaws.config import RunConfig, with_method
+from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import PAWS, FineTune
-from ropaws.models import ModelConfig, build_encoder
-from ropaws.training.optim import LARS, OptimConfig, build_optimizer, learning_rate
-from ropaws.training.schedules import fixmatch_cosine, warmup_cosine
+from ropaws.run.config import RunConfig, with_method
+from ropaws.training.optim import (
+    LARS,
+    OptimConfig,
+    build_optimizer,
+    fixmatch_cosine,
+    learning_rate,
+    warmup_cosine,
+)
 from tests.methods.foreign import MemoryMethod
 
 

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import load_file
 
 import ropaws
-from ropaws.config import read_config, with_method
-from ropaws.data.files import rows
 from ropaws.methods import METHODS, PAWS, RoPAWS
-from ropaws.runs.facts import read_facts
-from ropaws.runs.run import Run
-from ropaws.training import parts as training_parts
-from ropaws.training import train as training
+from ropaws.pool import array_files as rows
+from ropaws.run import train as training
+from ropaws.run import train_state as training_parts
+from ropaws.run.config import read_config, with_absolute_paths, with_method
+from ropaws.run.manifest import read_facts
+from ropaws.run.run import Run
 from ropaws.training.loop import TrainingDivergedError
 from tests import tiny
 
@@ -57,7 +57,7 @@ def test_a_run_leaves_its_folder_and_can_be_tested(data, tmp_path, method):
         "config.json", "data.json", "environment.json", "metrics.jsonl", "checkpoint.pt", "model.safetensors",
         "support.safetensors", "split.txt", "checkpoint.previous.pt",
     }  # fmt: skip
-    assert read_config(run / "config.json") == config
+    assert read_config(run / "config.json") == with_absolute_paths(config)
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps] == list(range(6))
     assert all(np.isfinite(list(row.values())).all() for row in steps)
@@ -237,8 +237,8 @@ def test_training_reads_no_file_of_true_labels(tmp_path, monkeypatch):
     def forbidden():
         raise AssertionError("training looked at the true labels")
 
-    monkeypatch.setattr("ropaws.data.datasets.truth.embedded_truth", forbidden)
-    monkeypatch.setattr("ropaws.runs.images.embedded_truth", forbidden)
+    monkeypatch.setattr("ropaws.pool.datasets.mixes.embedded_truth", forbidden)
+    monkeypatch.setattr("ropaws.run.outputs.embedded_truth", forbidden)
     rows._load_arrays.cache_clear()  # what another test has read
     config = ropaws.recipes.demo()
     config = replace(config, train=replace(config.train, steps=1, batch=8))

@@ -13,19 +13,19 @@ from rich.live import Live
 from rich.table import Table
 
 from ropaws import __version__
-from ropaws.bench.cells import Budget, Cell, method_settings, run_cell
+from ropaws.bench.cells import Budget, Cell, frozen_rows, method_settings, run_cell
 from ropaws.bench.entries import JUDGES, check_entries, phases_of, plain_name
-from ropaws.bench.folder import RESULTS, Book, open_folder, task_facts
-from ropaws.bench.summary import REFERENCE, summarize
-from ropaws.bench.tasks import Data, Network, Task
+from ropaws.bench.results import REFERENCE, RESULTS, BenchResults, open_folder, summarize, task_facts
+from ropaws.bench.tasks import Data, Network, Task, base_config
 from ropaws.bench.workers import run_all, stopped_like_ctrl_c
-from ropaws.config import differences
+from ropaws.core.cores import available_cores
+from ropaws.core.locks import locked
+from ropaws.core.run_layout import REPORT
+from ropaws.core.terminal import duration, tell
 from ropaws.methods import import_method
-from ropaws.processes.cores import available_cores
 from ropaws.recipes.protocols import Protocol, get_protocol
 from ropaws.report.bench_page import ordered_rows, shown
-from ropaws.runs.layout import REPORT
-from ropaws.runs.lock import locked
+from ropaws.run.config import differences
 
 METHODS = (
     "supervised",
@@ -85,8 +85,8 @@ class Bench:
     curve: int = 4
     """Points at which accuracy is measured over training; 1 for the last step alone."""
     unseen: tuple[Path, ...] = ()
-    """.npz files with `images` of no class and of kinds that are not in any pool, for testing; an .npz file
-    of --data may bring its own as `unseen_images`."""
+    """.npz files with `images` of no class and of kinds that no pool has, for testing. An .npz file of --data
+    may bring its own as `unseen_images`."""
     root: Path = Path("data")
     """Folder with the official files of named datasets."""
     workers: int | None = None
@@ -160,23 +160,26 @@ def _run_cells(
         for seed in range(bench.seeds)
         for method in bench.methods
     ]
-    book = Book(bench.out, _head(bench, protocol, facts), list(map(plain_name, bench.methods)), console)
-    waiting = [cell for cell in cells if not book.has(cell)]
-    _check_methods(bench, protocol, book)
+    kept = BenchResults(
+        bench.out, _head(bench, protocol, facts), list(map(plain_name, bench.methods)), console
+    )
+    waiting = [cell for cell in cells if not kept.has(cell)]
+    _check_methods(bench, protocol, kept)
     if len(waiting) < len(cells):
         console.print(f"{len(cells) - len(waiting)} of {len(cells)} cells are done already", highlight=False)
     try:
         with stopped_like_ctrl_c():
-            _run(bench, protocol, waiting, book)
+            _embed(bench, waiting, console)
+            _run(bench, protocol, waiting, kept)
     except KeyboardInterrupt:
-        book.write()
+        kept.write()
         raise KeyboardInterrupt(f"stopped; the same command continues what is in {bench.out}") from None
-    content = book.write()
+    content = kept.write()
     for table in _tables(content["tables"]):
         console.print(table)
     for failure in content["failures"]:
         cell = "{method}, {data}, {labels} labels, seed {seed}: {reason}".format_map(failure)
-        console.print(f"failed: {cell}", highlight=False, markup=False, soft_wrap=True)
+        tell(console, f"failed: {cell}")
     console.print(f"Written: {bench.out / RESULTS}, {bench.out / REPORT}", highlight=False, soft_wrap=True)
     return content
 
@@ -227,7 +230,7 @@ def _head(bench: Bench, protocol: Protocol | None, facts: Mapping[str, Any]) -> 
     }
 
 
-def _check_methods(bench: Bench, protocol: Protocol | None, book: Book) -> None:
+def _check_methods(bench: Bench, protocol: Protocol | None, kept: BenchResults) -> None:
     """Cells of earlier calls must have had the settings that these methods have now."""
     frozen = bench.network == "pretrained"
     for name in map(plain_name, bench.methods):
@@ -235,7 +238,7 @@ def _check_methods(bench: Bench, protocol: Protocol | None, book: Book) -> None:
             continue
         phases = phases_of(name, frozen=frozen, given=None if protocol is None else protocol.methods)
         now = {phase.name: method_settings(phase.method) for phase in phases}
-        for result in book.results.values():
+        for result in kept.results.values():
             before = {phase["phase"]: phase["method"] for phase in result["given"]}
             if result["method"] == name and (changed := differences(before, now)):
                 raise ValueError(
@@ -253,10 +256,10 @@ def _check_names(sources: Sequence[Data]) -> None:
 
 
 def _check_labels(task: Task, labels: Sequence[int]) -> None:
-    counts = task.corpus.train_labels[task.corpus.train_labels >= 0].bincount()
-    if int(counts.min()) < max(labels):
+    most = int(task.corpus.train_labels[task.corpus.train_labels >= 0].bincount().min())
+    if most < max(labels):
         raise ValueError(
-            f"--labels {max(labels)}: a class of {task.name} has {int(counts.min())} images; ask for fewer"
+            f"--labels {max(labels)}: a class of {task.name} has {most} images; ask for at most {most}"
         )
 
 
@@ -289,7 +292,17 @@ class _Work:
         return run_cell(*arguments, base=base, methods=protocol.methods, weight_decay=protocol.weight_decay)
 
 
-def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], book: Book) -> None:
+def _embed(bench: Bench, waiting: Sequence[Cell], console: Console) -> None:
+    """Compute features once, before workers start that would each compute all of them."""
+    if bench.network != "pretrained":
+        return
+    for data in dict.fromkeys(cell.data for cell in waiting):
+        task, (labels, *_) = data.load(), bench.labels
+        base = base_config(task, data.config(), bench.network, labels=labels, steps=bench.budget.steps)
+        frozen_rows(task, base, console)
+
+
+def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], kept: BenchResults) -> None:
     """Run the cells that are missing."""
     if not waiting:
         return
@@ -297,16 +310,16 @@ def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], book:
     workers = min(bench.workers or cores, len(waiting))
     work = _Work(bench.network, bench.budget, bench.out, protocol)
     began = written = time.monotonic()
-    console, total, finished = book.console, len(waiting), 0
+    console, total, finished = kept.console, len(waiting), 0
     running: list[Cell] = []
     with Live(console=console, transient=True, auto_refresh=False) as live:
 
         def show(status: str, cell: Cell) -> None:
             if console.is_terminal:
                 mine = [
-                    r for r in book.ordered() if (r["data"], r["labels"]) == (cell.data.name, cell.labels)
+                    r for r in kept.ordered() if (r["data"], r["labels"]) == (cell.data.name, cell.labels)
                 ]
-                failed = f", {len(book.failures)} failed" if book.failures else ""
+                failed = f", {len(kept.failures)} failed" if kept.failures else ""
                 now = ", ".join(f"{c.method} (seed {c.seed})" for c in running)
                 live.update(Group(f"{status}{failed}; now: {now}", *_tables(summarize(mine))), refresh=True)
 
@@ -317,19 +330,15 @@ def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], book:
         for done in run_all(work, waiting, workers=workers, started=started):
             cell, finished = waiting[done.number], finished + 1
             running.remove(cell)
-            line = book.note(cell, done)
+            line = kept.note(cell, done)
             left = (time.monotonic() - began) / finished * (total - finished)
-            status = f"{finished} of {total} cells, about {_duration(left)} left"
+            status = f"{finished} of {total} cells, about {duration(left)} left"
             show(status, cell)
             if not console.is_terminal:
-                console.print(f"{line}; {status}", highlight=False, markup=False, soft_wrap=True)
+                tell(console, f"{line}; {status}")
             if time.monotonic() - written > PAGE_SECONDS:
-                book.write()
+                kept.write()
                 written = time.monotonic()
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 COLUMNS = {
@@ -342,7 +351,7 @@ COLUMNS = {
 
 
 def _tables(tables: Sequence[Mapping[str, Any]]) -> list[Table]:
-    """On a terminal: the main figures. Names may take several lines, figures are never cut off."""
+    """Print the main figures. Names may take several lines, figures are never cut off."""
     found = []
     for setting in tables:
         keys = [key for key in COLUMNS if any(key in row["figures"] for row in setting["rows"])]

@@ -9,30 +9,57 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
-from ropaws.batch import Outputs
-from ropaws.bench.budget import images_per_step, steps_for
 from ropaws.bench.entries import JUDGES, Phase, phases_of
 from ropaws.bench.tasks import Data, Network, Task, base_config, warmed
-from ropaws.config import RunConfig, to_json, with_method
-from ropaws.data.features import principal_components
-from ropaws.data.files.reading import no_watch
-from ropaws.data.splits import choose_split, write_split
-from ropaws.evaluation.figures import accuracy_and_confidence, evaluation_figures
-from ropaws.evaluation.ood import detection
-from ropaws.evaluation.open_set import balanced_accuracy
+from ropaws.core.features import main_directions, principal_components
+from ropaws.core.files import read_json, write_json
+from ropaws.core.labels import OUT_OF_CLASS
+from ropaws.core.records import Outputs
+from ropaws.core.run_layout import CHECKPOINT, CONFIG, METRICS, MODEL, SNAPSHOTS
+from ropaws.core.terminal import Terminal
+from ropaws.embedding.backbones import PRETRAINED, build_encoder, load_init, pretrained_normalization
+from ropaws.insight.metrics import accuracy_and_confidence, balanced_accuracy, detection, evaluation_figures
 from ropaws.methods import Method
 from ropaws.methods.classifier import FIXMATCH_OPTIM
-from ropaws.models import PRETRAINED, build_encoder, load_init, pretrained_normalization
-from ropaws.models.heads import main_directions
-from ropaws.runs.atomic import read_json, write_json
-from ropaws.runs.embedding import embed_images, embedding_of
-from ropaws.runs.layout import CHECKPOINT, CONFIG, METRICS, MODEL, SNAPSHOTS
-from ropaws.runs.run import Run
-from ropaws.terminal import Terminal
+from ropaws.pool.augment import View
+from ropaws.pool.splits import choose_split, write_split
+from ropaws.run.config import RunConfig, embedder_of, to_json, with_method
+from ropaws.run.run import Run
+from ropaws.run.train import TrainInputs, resume, train
 from ropaws.training.checkpoint import snapshots
-from ropaws.training.train import resume_run, train_run
+
+
+def images_per_step(config: RunConfig, method: Method, classes: int) -> float:
+    """Views that the network sees in a step, in images of full size: a small crop counts by its pixels.
+
+    Features of cached views count as one image each. A second network of a method (a teacher, a target) does
+    not count: it is a cost that seconds show.
+    """
+    large = config.augment.size
+    unlabeled = sum(
+        _share(view, large, config.model.frozen) for view in method.views(config.augment).values()
+    )
+    support = config.support
+    labeled = (support.classes or classes) * support.images_per_class * support.views
+    return config.train.batch * unlabeled + (labeled if method.uses_labels else 0)
+
+
+def _share(view: View, large: int, frozen: bool) -> float:
+    size = getattr(view, "size", large)
+    return 1.0 if frozen else float(size * size) / (large * large)
+
+
+def steps_for(config: RunConfig, method: Method, classes: int, images: float, *, reference: int) -> int:
+    """Steps in which a method sees so many images.
+
+    Without unlabeled images at most twice the steps of the reference: a few labels are learned long before.
+    """
+    steps = max(1, round(images / images_per_step(config, method, classes)))
+    return steps if method.views(config.augment) else min(steps, 2 * reference)
+
 
 RESULT = "result.json"
 POINTS = 10  # of the curves over training
@@ -202,13 +229,11 @@ def phase_config(base: RunConfig, phase: Phase, classes: int, total: float, budg
 def _train_phase(config: RunConfig, run: Path, task: Task, phase: Phase, budget: Budget) -> Path:
     if (run / MODEL).exists():
         return run
-    quiet = Terminal(quiet=True)
+    quiet, inputs = Terminal(quiet=True), TrainInputs(corpus=task.corpus, in_class=task.in_class)
     if (run / CONFIG).exists():
-        return resume_run(run, console=quiet, corpus=task.corpus, in_class=task.in_class).path
+        return resume(run, console=quiet, inputs=inputs)
     seconds = None if budget.seconds is None else budget.seconds * phase.share
-    return train_run(
-        config, run, budget=seconds, console=quiet, corpus=task.corpus, in_class=task.in_class
-    ).path
+    return train(config, run, budget=seconds, console=quiet, inputs=inputs)
 
 
 def _length(run: Path) -> tuple[int, float]:
@@ -245,11 +270,9 @@ def figures_of(outputs: Outputs, task: Task, threshold: float) -> dict[str, Any]
     seen = slice(0, len(truth) - task.unseen)
     near = Outputs(*(value[seen] for value in outputs))
     figures = evaluation_figures(near, truth[seen])
-    predicted = near.probs.argmax(dim=1).where(near.in_domain >= threshold, -1)
+    predicted = near.probs.argmax(dim=1).where(near.in_domain >= threshold, OUT_OF_CLASS)
     if bool((truth[seen] < 0).any()):
-        figures["balanced_accuracy"] = balanced_accuracy(
-            predicted, truth[seen], classes=len(task.corpus.class_names)
-        )
+        figures["balanced_accuracy"] = balanced_accuracy(predicted, truth[seen])
     if task.unseen:
         known = truth >= 0
         rows = known.clone()
@@ -292,7 +315,7 @@ def _judge(cell: Cell, task: Task, base: RunConfig) -> dict[str, Any]:
     """A classifier without training, on the frozen features in their main directions."""
     assert base.model.init == PRETRAINED
     began = time.perf_counter()
-    rows = _frozen_rows(task, base)
+    rows = frozen_rows(task, base)
     split = choose_split(task.corpus, base.data, seed=0)
     labeled, classes = rows.train[split.indices], len(task.corpus.class_names)
     probs = JUDGES[cell.method](labeled, split.labels, rows.train, classes)(rows.test).float()
@@ -314,17 +337,17 @@ class FrozenRows(NamedTuple):
     test: Tensor  # (t, d)
 
 
-def _frozen_rows(task: Task, base: RunConfig) -> FrozenRows:
+def frozen_rows(task: Task, base: RunConfig, console: Console | None = None) -> FrozenRows:
+    """The rows of all images; their features stay in the cache."""
     channels = task.corpus.channels
     encoder = build_encoder(base.model, channels=channels)
     load_init(encoder, base.model, channels=channels)
     normalize = pretrained_normalization(base.model, channels=channels)
     assert normalize is not None
     found = []
+    embedder = embedder_of(base, encoder.eval(), normalize, console or Terminal(quiet=True))
     for images, views in ((task.corpus.train_images, None), (task.corpus.test_images, 0)):
-        embedding = embedding_of(base, encoder.eval(), normalize, views=views)
-        embedded = embed_images(images, embedding, base.data, watch=no_watch, warn=lambda _line: None)
-        found.append(embedded.features)
+        found.append(embedder.features(images, views=views).features)
     mean, components = (part.float() for part in principal_components(found[0], base.model.projection_dims))
     rows = [F.normalize(main_directions(part[slice(None)], mean, components), dim=1) for part in found]
     return FrozenRows(*rows)

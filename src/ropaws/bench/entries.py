@@ -3,15 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from ropaws import recipes
-from ropaws.evaluation.held_out import TEMPERATURE, soft_nn_probs
-from ropaws.evaluation.logistic import fit_logistic
-from ropaws.evaluation.sskde import fit_sskde
+from ropaws.classify.logistic import fit_logistic
+from ropaws.core.labels import UNLABELED, nearest
+from ropaws.insight.baselines import fit_sskde
+from ropaws.insight.held_out import TEMPERATURE, soft_nn_probs
 from ropaws.methods import BYOL, METHODS, FineTune, Method, RealMix, RoPAWS, make_method
-from ropaws.naming import nearest
-from ropaws.training import feature_head
+from ropaws.run.auto_config import HEAD_METHOD
 
 PRETRAINING = 0.8  # share of the budget that a self-supervised phase takes
 # Methods that need another run first, with the share of the budget of each phase.
@@ -59,6 +61,26 @@ def _logistic(labeled: Tensor, labels: Tensor, _pool: Tensor, classes: int) -> C
     return fit_logistic(labeled, labels, classes=classes).__call__
 
 
+def _label_spreading(
+    labeled: Tensor, labels: Tensor, pool: Tensor, classes: int
+) -> Callable[[Tensor], Tensor]:
+    """With a graph of 10 neighbors, on features the best of scikit-learn's semi-supervised classifiers."""
+    from sklearn.semi_supervised import LabelSpreading  # slow to load
+
+    some = _some(pool)
+    known = torch.cat([labels, torch.full((len(some),), UNLABELED)]).numpy()
+    model = LabelSpreading(kernel="knn", n_neighbors=min(10, len(known)), max_iter=100)
+    with np.errstate(all="ignore"):  # a row that no label reaches is divided by zero
+        model.fit(torch.cat([labeled, some]).numpy(), known)
+
+    def probs(rows: Tensor) -> Tensor:
+        with np.errstate(all="ignore"):
+            found = torch.from_numpy(model.predict_proba(rows.numpy()))
+        return found.nan_to_num(1 / classes)
+
+    return probs
+
+
 def _sskde(bandwidth: Literal["flat", "median"]) -> Judge:
     return lambda labeled, labels, pool, classes: (
         fit_sskde(labeled, labels, _some(pool), classes=classes, bandwidth=bandwidth).__call__
@@ -68,6 +90,7 @@ def _sskde(bandwidth: Literal["flat", "median"]) -> Judge:
 # Classifiers without training. In: unit rows of the labeled images, their labels, unit rows of the pool,
 # number of classes. Out: a function from unit rows to class probabilities.
 JUDGES: dict[str, Judge] = {
+    "label-spreading": _label_spreading,
     "logistic": _logistic,
     "soft-nn": _soft_nn,
     "sskde": _sskde("flat"),
@@ -89,10 +112,10 @@ def phases_of(name: str, *, frozen: bool, given: Mapping[str, Method] | None = N
 
 
 def _method(name: str, frozen: bool, given: Mapping[str, Method] | None) -> Method:
-    if name == "ropaws":  # with the improvements that the docs describe
-        return feature_head.METHOD if frozen else recipes.scratch().method
     if given is not None and name in given:
         return given[name]
+    if name == "ropaws":  # with the improvements that the docs describe
+        return HEAD_METHOD if frozen else recipes.scratch().method
     known = VARIANTS | (SHORT_RUNS if given is None else {})
     return known[name] if name in known else make_method(name)
 

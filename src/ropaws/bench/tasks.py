@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from ropaws import recipes
-from ropaws.config import RunConfig, TrainConfig
-from ropaws.data.augment import AugmentConfig
-from ropaws.data.corpus import UNKNOWN, Corpus, in_memory, resized
-from ropaws.data.features import Features
-from ropaws.data.samplers import SupportConfig
-from ropaws.data.sources import DataConfig, load_corpus
-from ropaws.models import LITE, PRETRAINED, ModelConfig
-from ropaws.runs.images import pool_truth
-from ropaws.training import feature_head
+from ropaws.classify import head
+from ropaws.core.features import Features
+from ropaws.core.labels import OUT_OF_CLASS
+from ropaws.core.randomness import SupportConfig
+from ropaws.embedding.backbones import LITE, PRETRAINED, ModelConfig
+from ropaws.embedding.pretrained_views import cached_view
+from ropaws.pool.augment import AugmentConfig
+from ropaws.pool.corpus import Corpus, in_memory, resized
+from ropaws.pool.sources import DataConfig, load_corpus
+from ropaws.run.auto_config import HEAD_OPTIM
+from ropaws.run.config import RunConfig, TrainConfig
+from ropaws.run.outputs import pool_truth
 from ropaws.training.optim import OptimConfig
 
 Network = Literal["small", "pretrained"]
@@ -64,7 +67,7 @@ class Data:
             extra += [_read_unseen(Path(self.source), "unseen_images", corpus)] if has_own else []
         unseen = sum(len(images) for images in extra)
         tests = torch.cat([in_memory(corpus.test_images), *extra])
-        labels = torch.cat([corpus.test_labels, torch.full((unseen,), UNKNOWN)])
+        labels = torch.cat([corpus.test_labels, torch.full((unseen,), OUT_OF_CLASS)])
         return Task(self.name, corpus._replace(test_images=tests, test_labels=labels), unseen, in_class)
 
 
@@ -90,14 +93,14 @@ def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, 
                 init=PRETRAINED,
                 frozen=True,
                 head="linear",
-                projection_dims=feature_head.DIMS,
+                projection_dims=head.DIMS,
             ),
             data=data,
-            augment=feature_head.cached_view(FEATURE_SIZE, "bicubic"),
-            support=feature_head.head_support([labels] * classes),
-            optim=feature_head.OPTIM,
+            augment=cached_view(FEATURE_SIZE, "bicubic"),
+            support=head.head_support([labels] * classes),
+            optim=HEAD_OPTIM,
             train=TrainConfig(
-                steps=steps, batch=min(feature_head.BATCH, pool // 2), checkpoint_every=max(100, steps)
+                steps=steps, batch=min(head.BATCH, pool // 2), checkpoint_every=max(100, steps)
             ),
         )
     base, size = recipes.scratch(), min(task.corpus.train_images.shape[2:])
@@ -117,5 +120,5 @@ def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, 
 
 
 def warmed(optim: OptimConfig, steps: int) -> OptimConfig:
-    """With a warm-up of a tenth of the steps, where there is one at all."""
+    """Set a warm-up of a tenth of the steps, where there is one at all."""
     return replace(optim, warmup=steps // 10) if optim.warmup else optim

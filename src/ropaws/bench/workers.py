@@ -1,9 +1,9 @@
 """Cells in worker processes: one that fails, or whose process is killed, does not stop the others."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -13,15 +13,15 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from ropaws.processes.cores import available_cores
+from ropaws.core.cores import available_cores
 
 Item = TypeVar("Item")
 PATIENCE = 30  # seconds in which a stopped worker saves what it has
-TICK = 0.5  # seconds
+STOPPED = 130  # exit code of a worker that has saved its work on Ctrl-C, as of a shell
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Done(NamedTuple):
+class WorkResult(NamedTuple):
     """What became of an item."""
 
     number: int
@@ -63,8 +63,7 @@ def run_all(
     *,
     workers: int,
     started: Callable[[int], object],
-    tick: Callable[[], object] | None = None,
-) -> Iterator[Done]:
+) -> Iterator[WorkResult]:
     """The results of all items, each as soon as it is there.
 
     Args:
@@ -72,7 +71,6 @@ def run_all(
         items: Its arguments.
         workers: Number of processes, with the cores of the machine shared out among them.
         started: Called with the number of an item that is begun.
-        tick: Called about twice a second while they work.
     """
     context = multiprocessing.get_context("spawn")
     threads = threads_of(workers)
@@ -87,9 +85,7 @@ def run_all(
                 worker.pipe.send(items[number])
                 busy[worker.pipe] = (worker, number)
                 started(number)
-            ready = wait(list(busy), timeout=None if tick is None else TICK)
-            if tick is not None:
-                tick()
+            ready = wait(list(busy))
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 worker, number = busy.pop(pipe)
@@ -99,10 +95,12 @@ def run_all(
                 except (EOFError, ConnectionError):
                     worker.process.join()
                     code = worker.process.exitcode or 0
+                    if code == STOPPED:  # it noticed the Ctrl-C of all processes before this one did
+                        raise KeyboardInterrupt from None
                     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
                     result, details = None, ""
                     reason = f"its process ended {how}; if memory ran out, use fewer --workers"
-                yield Done(number, result, reason, details)
+                yield WorkResult(number, result, reason, details)
     finally:
         _stop([*idle, *(worker for worker, _ in busy.values())])
 
@@ -145,10 +143,14 @@ def _stop(workers: Sequence[_Worker]) -> None:
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    with contextlib.suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+    try:
         while True:
             item = pipe.recv()
             pipe.send(_attempt(work, item))
+    except KeyboardInterrupt:
+        sys.exit(STOPPED)
+    except (EOFError, BrokenPipeError):  # the first process needs no more
+        pass
 
 
 def _end_with(parent: int) -> None:

@@ -9,22 +9,17 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from ropaws.analysis.evaluate import PARTS
-from ropaws.analysis.report import report_run
-from ropaws.cli.parsing import parse
-from ropaws.cli.runs import run_of
-from ropaws.cli.tables import percent as percent  # `train` takes it from here, too
-from ropaws.cli.tables import print_fitting, text_table, wide_console
+from ropaws.cli.parsing import parse, percent, print_fitting, run_of, text_table, wide_console
+from ropaws.core.run_layout import CONFIG, EVALUATION, METRICS
+from ropaws.core.terminal import Terminal, say, say_json
 from ropaws.report import learning, rivals
-from ropaws.report.compare_page import write_comparison
-from ropaws.report.comparison import compare_runs
+from ropaws.report.compare_page import compare_runs, write_comparison
+from ropaws.report.page import COLUMNS
 from ropaws.report.run_files import RunFiles, figure
 from ropaws.report.run_page import write_report
-from ropaws.report.tables import COLUMNS
 from ropaws.report.verdict import verdict
-from ropaws.runs.layout import CONFIG, EVALUATION, METRICS
-from ropaws.runs.run import POOL, Run
-from ropaws.terminal import Terminal, say, say_json
+from ropaws.run.evaluate import PARTS
+from ropaws.run.run import POOL, Run
 
 MEASURES = {**COLUMNS, "fpr95": "FPR at 95 % TPR", "aupr_in": "AUPR in", "aupr_out": "AUPR out"}
 
@@ -105,8 +100,8 @@ def _show_rivals(console: Console, results: Mapping[str, Any]) -> None:
         cells = [[row.name, percent(row.accuracy), percent(row.auroc)] for row in known]
         console.print(text_table("Other classifiers", ["classifier", "accuracy", "AUROC"], cells))
     elif rows := rivals.on_labels(results):
-        cells = [[row.name, percent(row.accuracy), percent(row.error)] for row in rows]
-        head = ["classifier", "accuracy", "standard error"]
+        cells = [[row.name, percent(row.accuracy), row.interval] for row in rows]
+        head = ["classifier", "accuracy", "90 % interval"]
         console.print(text_table("On labels that were held out in turn", head, cells))
     if (found := rivals.on_features(results)) is not None:
         say(rivals.sentence(found))
@@ -124,6 +119,12 @@ def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
         if (share := pool.get("in_class_share")) is not None:
             ends = f"{100 * share['low']:.0f} to {share['high']:.0%}"
             print(f"About {share['estimate']:.0%} ({ends}) of the pool belongs to your classes.")
+        if prior := pool.get("class_prior"):
+            parts = (
+                f"{name} {part['estimate']:.0%} ({100 * part['low']:.0f} to {part['high']:.0%})"
+                for name, part in prior.items()
+            )
+            say(f"Of these, by class: {', '.join(parts)}.")
         if "accuracy" in pool:
             print(f"Of {pool['known']:,} whose true class is known, {percent(pool['accuracy'])} get it.")
     if results.get("label_errors") and shown["labels"]:
@@ -174,7 +175,7 @@ def report(arguments: list[str]) -> None:
 
 def write_page(run: Run, out: Path | None = None, baseline: Path | None = None) -> None:
     """Write the report of a run, and print its verdict."""
-    _say_written(report_run(run, out, baseline=baseline), run.path, baseline)
+    _say_written(run.report(out, baseline=baseline), run.path, baseline)
 
 
 def _say_written(page: Path, run: Path, baseline: Path | None) -> None:

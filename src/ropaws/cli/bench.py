@@ -1,10 +1,15 @@
 """`ropaws bench`."""
 
 from ropaws.bench.bench import Bench, run_bench
+from ropaws.bench.demo import Demo, run_demo
 from ropaws.bench.entries import JUDGES, known_entries
-from ropaws.cli.parsing import parse
-from ropaws.cli.tables import wide_console
+from ropaws.cli.parsing import parse, wide_console
+from ropaws.core.terminal import Terminal
 from ropaws.recipes.protocols import PROTOCOLS
+
+
+def demo(arguments: list[str]) -> None:
+    run_demo(parse(Demo, "demo", arguments), Terminal())
 
 
 def bench(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`ropaws check` and `datasets`."""
+"""`ropaws check`, `cache` and `datasets`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +7,13 @@ import tyro
 from rich.table import Table
 
 from ropaws.cli.parsing import parse
-from ropaws.data.check import check_data
-from ropaws.data.datasets.catalog import DATASETS, is_there
-from ropaws.data.datasets.mixes import MIXES
-from ropaws.data.sources import DataConfig, load_corpus
-from ropaws.runs.atomic import write_json
-from ropaws.terminal import Terminal, cell, say
-from ropaws.training.progress import watch_files
+from ropaws.core.files import write_json
+from ropaws.core.terminal import Terminal, cell, say, watch_files
+from ropaws.embedding.feature_cache import cache_size, clear_cache, default_folder
+from ropaws.pool.check import check_data
+from ropaws.pool.datasets.catalog import DATASETS, is_there
+from ropaws.pool.datasets.mixes import MIXES
+from ropaws.pool.sources import DataConfig, load_corpus
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,29 @@ def check(arguments: list[str]) -> None:
         say(line)
     if command.json is not None:
         write_json(command.json, findings.to_json())
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Show what the cache of features holds, or clear it. Every command computes again what it does not find.
+
+    ropaws cache --clear
+    """
+
+    folder: Path | None = None
+    """The cache; by default $ROPAWS_CACHE, or ropaws/features in your cache folder."""
+    clear: bool = False
+    """Remove all features. Other files in the folder stay."""
+
+
+def cache(arguments: list[str]) -> None:
+    command = parse(Cache, "cache", arguments)
+    folder = command.folder or default_folder()
+    found = clear_cache(folder) if command.clear else cache_size(folder)
+    what = f"{found.files:,} files of {found.networks:,} networks and views, {found.size / 2**20:,.1f} MB"
+    say(f"{folder}: removed {what}" if command.clear else f"{folder}: {what}")
+    if not command.clear and found.files:
+        say("--data.cache-gb limits its size; `ropaws cache --clear` removes them.")
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,24 @@
-"""`ropaws embed`."""
+"""`ropaws embed` and `ropaws backbones`."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
-from rich.console import Console
 
-from ropaws.cli.parsing import parse
-from ropaws.models import PRETRAINED
-from ropaws.prediction.embed import (
+from ropaws.cli.parsing import parse, text_table, wide_console
+from ropaws.core.terminal import say
+from ropaws.embedding.backbones import PRETRAINED, ModelConfig, build_encoder, download_notice, load_init
+from ropaws.embedding.embedder import (
     Embedded,
     Embedder,
-    EmbedSettings,
     check_features_file,
-    list_sources,
+    open_images,
+    seconds_per_view,
 )
-from ropaws.terminal import Terminal, say
+from ropaws.embedding.pretrained import LITE, NETWORKS, Network, best_at_hand, weights_at_hand
+from ropaws.embedding.timm_backbone import TIMM
+from ropaws.pool.listing import Pool
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Embed:
     test: tuple[Path, ...] = ()
     """Images to test on, like --labeled; their arrays are called test_features and so on."""
     backbone: str | None = None
-    """efficientnet-lite0 (the default), timm:NAME, or the network that --init belongs to."""
+    """The network: auto (the default: the best at hand, or the one that --init fits), a name of `ropaws
+    backbones`, or timm:NAME."""
     init: Path = PRETRAINED
     """Weights: pretrained, or a .pth or .safetensors file."""
     views: int = 4
@@ -50,8 +54,8 @@ class Embed:
 def embed(arguments: list[str]) -> None:
     command = parse(Embed, "embed", arguments)
     check_features_file(command.out)
-    settings = EmbedSettings(
-        backbone=command.backbone,
+    embedder = Embedder(
+        command.backbone,
         init=command.init,
         views=command.views,
         size=command.size,
@@ -59,17 +63,14 @@ def embed(arguments: list[str]) -> None:
         device=command.device,
     )
     # All that can be wrong with the sources is found before hours of computing.
-    listing = list_sources(command.sources, command.labeled)
-    test_listing = list_sources((), command.test) if command.test else None
-    console = Terminal(stderr=True)
-    embedder = Embedder(settings, listing, console)
-    found = embedder.embed(listing)
-    tested = None if test_listing is None else embedder.embed(test_listing, views=0)
+    pool, tests = open_images(command.sources, command.labeled), Pool.open(test=command.test)
+    found = embedder.embed(pool)
+    tested = embedder.embed(tests, views=0) if len(tests) else None
     found.save(command.out, test=tested)
-    _summarize(command.out, found, tested, console)
+    _summarize(command.out, found, tested)
 
 
-def _summarize(out: Path, found: Embedded, tested: Embedded | None, console: Console) -> None:
+def _summarize(out: Path, found: Embedded, tested: Embedded | None) -> None:
     parts = [found] if tested is None else [found, tested]
     images = " and ".join(
         f"{len(part):,} {name}" for part, name in zip(parts, ("images", "test images"), strict=False)
@@ -78,4 +79,49 @@ def _summarize(out: Path, found: Embedded, tested: Embedded | None, console: Con
     dims = found.rows.shape[1]
     say(f"{out}: {dims} features of {images} by {found.facts['backbone']}, {size:,.1f} MB")
     if unreadable := sum(len(part.unreadable) for part in parts):
-        console.print(f"{unreadable} unreadable images were left out, listed in {out}.json", highlight=False)
+        say(f"{unreadable} unreadable images were left out, listed in {out}.json", error=True)
+
+
+@dataclass(frozen=True)
+class Backbones:
+    """List the pretrained networks with what is at hand, or download one.
+
+    ropaws backbones
+    ropaws backbones get dinov2-small
+    """
+
+    action: tyro.conf.Positional[Literal["list", "get"]] = "list"
+    """list or get."""
+    name: tyro.conf.Positional[str | None] = None
+    """The network to download: one of the list, or timm:NAME."""
+
+
+def backbones(arguments: list[str]) -> None:
+    command = parse(Backbones, "backbones", arguments)
+    if command.action == "get":
+        _get(command.name)
+        return
+    head = ["name", "at hand", "MB", "license", "features", "view", "ms per image"]
+    rows = [_network_row(name, row) for name, row in NETWORKS.items()]
+    wide_console().print(text_table("Pretrained networks", head, rows))
+    say("Milliseconds are of one view here, measured once. Any network of timm works as timm:NAME.")
+    say(best_at_hand()[1])
+
+
+def _get(name: str | None) -> None:
+    """Download the weights of a network into the cache of the Hugging Face hub, as timm does."""
+    if name is None or not (name in NETWORKS or name.startswith(TIMM)):
+        known = ", ".join(NETWORKS)
+        raise ValueError(f"name the network to download: {known}, or timm:NAME; got {name}")
+    model = ModelConfig(backbone=name, init=PRETRAINED, frozen=True)
+    say(f"backbone {name}{download_notice(model) or '; it is at hand already'}", error=True, flush=True)
+    load_init(build_encoder(model, channels=3), model, channels=3)
+    say(f"{name} is at hand: {weights_at_hand(name) or 'in the cache of timm'}")
+
+
+def _network_row(name: str, row: Network) -> list[str]:
+    at_hand = weights_at_hand(name) is not None
+    where = "pip, ropaws[pretrained]" if name == LITE else f"huggingface.co/timm/{row.timm}"
+    speed = f"{1000 * seconds_per_view(name):.0f}" if at_hand else "-"
+    return [name, "yes" if at_hand else f"no: {where}", str(row.megabytes), row.license, str(row.dims),
+            f"{row.cpu_size} px", speed]  # fmt: skip

@@ -1,5 +1,8 @@
 """`ropaws explore`."""
 
+import atexit
+import shutil
+import tempfile
 import threading
 import webbrowser
 from dataclasses import dataclass
@@ -7,11 +10,10 @@ from pathlib import Path
 
 import tyro
 
-from ropaws.cli.parsing import parse
-from ropaws.cli.runs import refuse_images, run_of
-from ropaws.models import PRETRAINED
-from ropaws.prediction.embed import EmbedSettings
-from ropaws.terminal import Terminal, say
+from ropaws.cli.parsing import parse, refuse_images, run_of
+from ropaws.core.terminal import say
+from ropaws.embedding.backbones import PRETRAINED
+from ropaws.embedding.embedder import Embedder
 
 FOLDER = "explore"  # in a run, or in the current folder
 NEEDS = "ropaws explore needs FastAPI and uvicorn: pip install 'ropaws[explore]'"
@@ -46,7 +48,8 @@ class Explore:
     read_only: bool = False
     """For showing: nothing can be changed."""
     backbone: str | None = None
-    """efficientnet-lite0 (the default), timm:NAME, or the network that --init belongs to."""
+    """The network: auto (the default: the best at hand, or the one that --init fits), a name of `ropaws
+    backbones`, or timm:NAME."""
     init: Path = PRETRAINED
     """Weights: pretrained, or a .pth or .safetensors file."""
     size: int | None = None
@@ -67,7 +70,7 @@ def explore(arguments: list[str]) -> None:
         import uvicorn  # noqa: F401
     except ImportError:
         raise ValueError(NEEDS) from None
-    from ropaws.explore.guard import kept_token
+    from ropaws.explore.guard import kept_token, new_token
     from ropaws.explore.server import bind, serve
     from ropaws.explore.session import Session
 
@@ -76,7 +79,7 @@ def explore(arguments: list[str]) -> None:
         folder = _folder(command)
         pool = _pool(command)
         session = Session(pool, folder, read_only=command.read_only)
-        token = kept_token(folder / ".token") if folder.is_dir() and not command.read_only else _new_token()
+        token = kept_token(folder / ".token") if folder.is_dir() and not command.read_only else new_token()
         session.start_background()
         address = f"http://127.0.0.1:{sock.getsockname()[1]}/?token={token}"
         kept = "Nothing can be changed" if command.read_only else f"Your answers are kept in {folder}"
@@ -85,7 +88,7 @@ def explore(arguments: list[str]) -> None:
         say("Ctrl-C ends the server; the same command continues.", flush=True)
         if command.browser:
             # In a thread: a browser of the terminal would keep the server from starting.
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            threading.Thread(target=open_browser, args=(address,), daemon=True).start()
         serve(session, sock, token)
     finally:
         sock.close()
@@ -116,18 +119,21 @@ def _pool(command: Explore):  # type: ignore[no-untyped-def]
 
     if command.run is not None:
         return pool_of_run(run_of(command.run, command.method, pool=0, device=command.device))
-    settings = EmbedSettings(
-        backbone=command.backbone,
+    embedder = Embedder(
+        command.backbone,
         init=command.init,
-        views=0,
         size=command.size,
         cache=command.cache,
         device=command.device or "auto",
     )
-    return pool_of_sources(command.unlabeled, command.labeled, settings, Terminal(stderr=True))
+    return pool_of_sources(command.unlabeled, command.labeled, embedder)
 
 
-def _new_token() -> str:
-    import secrets
+def open_browser(address: str) -> None:
+    """By a file of the owner alone: the arguments of a process, and so the token, can be read by everyone."""
+    from ropaws.explore.guard import write_door
 
-    return secrets.token_urlsafe(24)
+    folder = Path(tempfile.mkdtemp(prefix="ropaws-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    write_door(folder / "explore.html", address)
+    webbrowser.open((folder / "explore.html").as_uri())

@@ -13,11 +13,11 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ropaws.naming import nearest
+from ropaws.core.labels import nearest
 
 # name: (module, summary); the module has a function of the command's name
 COMMANDS = {
-    "demo": ("ropaws.cli.demo", "compare supervised learning, PAWS and RoPAWS on embedded images"),
+    "demo": ("ropaws.cli.bench", "the main job on embedded images: a table of methods, a report"),
     "bench": ("ropaws.cli.bench", "compare methods on equal terms: data x labels x seeds"),
     "check": ("ropaws.cli.data", "look for problems in your own images before training"),
     "train": ("ropaws.cli.train", "train a model; every setting is an option"),
@@ -31,8 +31,10 @@ COMMANDS = {
     "explore": ("ropaws.cli.explore", "look at images in the browser, label them, refit in seconds"),
     "finetune": ("ropaws.cli.train", "fine-tune a run on its labels, or train a linear probe"),
     "predict": ("ropaws.cli.predict", "label images with a run, and find those of no known class"),
-    "export": ("ropaws.cli.export", "write a run as one file that needs no ropaws, or its model card"),
+    "export": ("ropaws.cli.predict", "write a run as one file that needs no ropaws, or its model card"),
     "embed": ("ropaws.cli.embed", "compute the features of images with a pretrained network"),
+    "backbones": ("ropaws.cli.embed", "list the pretrained networks, or download one"),
+    "cache": ("ropaws.cli.data", "show what the cache of features holds, or clear it"),
     "datasets": ("ropaws.cli.data", "list the named datasets and mixes, or download and count one"),
     "recipes": ("ropaws.cli.train", "list the published runs, or show one"),
 }
@@ -48,7 +50,8 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory") 
 
 def overview() -> str:
     lines = (f"  {name:<10} {summary}\n" for name, (_, summary) in COMMANDS.items())
-    return f"{HEAD}{''.join(lines)}\n`ropaws COMMAND --help` explains a command."
+    more = "`ropaws COMMAND --help` explains a command; --help-all shows all of its settings."
+    return f"{HEAD}{''.join(lines)}\n{more}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -99,7 +102,7 @@ def _unexpected(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    from ropaws.terminal import say  # loads rich
+    from ropaws.core.terminal import say
 
     say(f"ropaws: {message}", error=True)
     sys.exit(code)

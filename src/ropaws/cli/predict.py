@@ -1,22 +1,22 @@
-"""`ropaws predict`."""
+"""`ropaws predict` and `export`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from rich.table import Table
 
-from ropaws.cli.parsing import parse
-from ropaws.cli.runs import run_of
-from ropaws.data.datasets.feature_file import FeatureTable
-from ropaws.data.files.decoding import ImageRef
-from ropaws.data.files.listing import list_unlabeled, merge
-from ropaws.prediction.export import PredictSettings, label_files
-from ropaws.prediction.label_tables import check_target
-from ropaws.prediction.predict import Predictor, feature_table
-from ropaws.runs.lock import locked_file
-from ropaws.terminal import Terminal, cell, say
+from ropaws.cli.parsing import parse, run_of
+from ropaws.core.locks import locked_file
+from ropaws.core.run_layout import CARD
+from ropaws.core.terminal import Terminal, cell, say
+from ropaws.pool.content import ImageRef
+from ropaws.pool.datasets.feature_file import FeatureTable
+from ropaws.pool.listing import Pool
+from ropaws.run.label_files import PredictSettings, check_target, label_files
+from ropaws.run.predict import Predictor, feature_table
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class Predict:
     out: Path
     """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it."""
     threshold: float | None = None
-    """In-domain probability below which an image is out-of-class; by default from the labeled images."""
+    """In-domain probability below which an image is out-of-class. By default one half where the pool itself
+    says how likely an image belongs to any class, as on pretrained features; else what 95 % of the labeled
+    images reach."""
     top: int | None = None
     """Only the most likely classes, instead of one column per class."""
     propagate: bool = False
@@ -56,7 +58,10 @@ def _listed(sources: Sequence[Path]) -> Sequence[ImageRef] | FeatureTable:
             raise ValueError("one file of features at a time: give each its own --out")
         assert tables[0] is not None
         return tables[0]
-    return merge([list_unlabeled(source) for source in sources]).images
+    pool = Pool.open(sources)
+    for line in pool.notes:
+        say(line, error=True)
+    return pool.images
 
 
 def predict(arguments: list[str]) -> None:
@@ -87,3 +92,75 @@ def predict(arguments: list[str]) -> None:
     Terminal().print(table)
     if summary.unreadable:
         say(f"{len(summary.unreadable)} unreadable images are listed in {command.out}.json", error=True)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a run as one file that labels images without ropaws, and its model card.
+
+    The file holds the network, the labeled images as numbers, class names, threshold and how images are to be
+    prepared. What it says is compared with the run before it is written. ONNX needs pip install
+    'ropaws[export]'.
+
+    ropaws export runs/mine --format onnx --out shapes.onnx
+    ropaws export runs/mine --card
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder."""
+    format: Literal["onnx", "torch", "auto"] = "auto"
+    """onnx, for onnxruntime and others; torch, a .pt2 file for torch.export.load. auto is onnx, or no such
+    file with --card."""
+    out: Path | None = None
+    """The file; by default model.onnx or model.pt2 in the run folder. With --card alone: the card."""
+    card: bool = False
+    """Write a model card in the format of Hugging Face: README.md beside the file, or in the run folder."""
+    int8: bool = False
+    """Compute convolutions in whole numbers; refused if that costs more than half a point of accuracy."""
+    threshold: float | None = None
+    """In-domain probability below which an image is out-of-class; by default from the labeled images."""
+    names: bool = True
+    """Keep the names of the labeled images in the file, as the run has them."""
+    overwrite: bool = False
+    """Replace files that are there."""
+    method: str | None = None
+    """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
+
+
+def export(arguments: list[str]) -> None:
+    from ropaws.run.export_model import check_place  # slow to load, and `ropaws predict` does not need them
+    from ropaws.run.model_card import model_card
+
+    command = parse(Export, "export", arguments)
+    kind = _kind_of(command)
+    card = _card_of(command, kind) if command.card else None
+    if card is not None:
+        check_place(card, overwrite=command.overwrite)
+    run = run_of(command.run, command.method)
+    made = None
+    if kind is not None:
+        made = run.export(
+            command.out,
+            format=kind,
+            int8=command.int8,
+            threshold=command.threshold,
+            names=command.names,
+            overwrite=command.overwrite,
+        )
+        say(f"Written: {made.path}, {made.bytes / 2**20:,.1f} MB")
+    if card is not None:
+        model_card(run, card, overwrite=command.overwrite, exported=made)
+        say(f"Written: {card}")
+
+
+def _kind_of(command: Export) -> Literal["onnx", "torch"] | None:
+    """The file to write beside the card, if any."""
+    if command.format != "auto":
+        return command.format
+    return None if command.card and not command.int8 else "onnx"
+
+
+def _card_of(command: Export, kind: str | None) -> Path:
+    if command.out is None:
+        return command.run / CARD
+    return command.out if kind is None else command.out.with_name(CARD)

@@ -7,19 +7,17 @@ from pathlib import Path
 import tyro
 from rich.table import Table
 
-from ropaws.analysis.suggest import SUGGESTIONS, Found, Suggestion, suggest_and_keep
-from ropaws.cli.parsing import parse
-from ropaws.cli.runs import refuse_images, run_of
-from ropaws.cli.tables import percent
-from ropaws.data.files.csv_cells import write_csv
-from ropaws.evaluation.label_choice import STRATEGIES
-from ropaws.evaluation.suggestions import OURS
-from ropaws.models import PRETRAINED
-from ropaws.prediction.embed import EmbedSettings
-from ropaws.prediction.first_suggestions import FIRST, find_first
-from ropaws.runs.atomic import replacing, write_json
-from ropaws.runs.run import POOL
-from ropaws.terminal import Terminal, cell, say
+from ropaws.cli.parsing import parse, percent, refuse_images, run_of
+from ropaws.core.files import replacing, write_json
+from ropaws.core.terminal import Terminal, cell, say
+from ropaws.embedding.backbones import PRETRAINED
+from ropaws.embedding.embedder import Embedder
+from ropaws.insight.label_choice import STRATEGIES
+from ropaws.insight.suggestions import OURS
+from ropaws.pool.listing import write_csv
+from ropaws.run.results import Suggestion
+from ropaws.run.run import POOL
+from ropaws.run.suggest import FIRST, SUGGESTIONS, SuggestionLists, find_first, suggest_and_keep
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Suggest:
     method: str | None = None
     """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
     backbone: str | None = None
-    """With --unlabeled: efficientnet-lite0 (the default), timm:NAME, or the network of --init."""
+    """With --unlabeled: auto (the default: the best at hand), a name of `ropaws backbones`, or timm:NAME."""
     init: Path = PRETRAINED
     """With --unlabeled: its weights: pretrained, or a .pth or .safetensors file."""
     cache: Path | None = None
@@ -106,24 +104,20 @@ def _check(command: Suggest) -> None:
         raise FileNotFoundError(f"--out: no folder {command.out.parent}; create it first")
 
 
-def _of_run(command: Suggest, path: Path) -> Found:
+def _of_run(command: Suggest, path: Path) -> SuggestionLists:
     run = run_of(path, command.method, pool=command.pool, device=command.device)
     count = SUGGESTIONS if command.n is None else command.n
     return suggest_and_keep(run, count, new=command.new_classes, strategy=command.strategy)
 
 
-def _of_images(command: Suggest) -> Found:
-    settings = EmbedSettings(
-        backbone=command.backbone,
-        init=command.init,
-        views=0,
-        cache=command.cache,
-        device=command.device or "auto",
+def _of_images(command: Suggest) -> SuggestionLists:
+    embedder = Embedder(
+        command.backbone, init=command.init, cache=command.cache, device=command.device or "auto"
     )
     return find_first(
         command.unlabeled,
         command.labeled,
-        settings,
+        embedder,
         FIRST if command.n is None else command.n,
         new=command.new_classes,
         strategy=command.strategy,
@@ -145,7 +139,7 @@ def _table(title: str, found: Sequence[Suggestion], any_label: bool) -> Table:
 
 
 def _write(out: Path, suggestions: Sequence[Suggestion], any_label: bool) -> None:
-    """Without a label nothing is known of classes, and nothing is written of them."""
+    """Write the suggestions; without a label nothing is known of classes, and nothing is written of them."""
     unknown = () if any_label else ("kind", "in_domain")
     found = [{k: v for k, v in item.items() if k not in unknown} for item in suggestions]
     if out.suffix == ".json":

@@ -1,6 +1,7 @@
 """`ropaws train`, `finetune` and `recipes`."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,23 +9,24 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from ropaws import recipes as published
-from ropaws.analysis.finetune import EPOCHS, RATES
-from ropaws.analysis.finetune import finetune as finetune_run
-from ropaws.analysis.results import read_evaluation
-from ropaws.auto_config import Choice, fit_feature_settings, fit_settings, parse_budget
-from ropaws.cli.analyze import write_page
-from ropaws.cli.parsing import parse, parse_known
-from ropaws.cli.runs import run_of
-from ropaws.cli.tables import percent
-from ropaws.config import RunConfig, read_config, to_json, with_method
-from ropaws.distributed import planned_place
+import ropaws
+from ropaws.classify.class_prior import checked_class_prior
+from ropaws.cli.parsing import HELP_ALL, parse, parse_known, percent, run_of, show_help, wants_help
+from ropaws.core.distributed import Rank, joined, planned_place
+from ropaws.core.hardware import choose_device
+from ropaws.core.terminal import Terminal, cell, say, say_json
 from ropaws.methods import import_method, make_method, method_name
-from ropaws.own_data import train_chosen
-from ropaws.report.tables import COLUMNS
-from ropaws.runs.run import Run
-from ropaws.terminal import Terminal, cell, say, say_json
-from ropaws.training.train import TrainedRun, resume_run, train_run
+from ropaws.methods.pool_calibration import JudgedMethod
+from ropaws.report.page import COLUMNS
+from ropaws.run.auto_config import Choice, fit_feature_settings, fit_settings, parse_time
+from ropaws.run.config import RunConfig, read_config, to_json, with_method
+from ropaws.run.finetune import EPOCHS, RATES
+from ropaws.run.finetune import finetune as finetune_run
+from ropaws.run.own_data import train_chosen
+from ropaws.run.results import read_evaluation
+from ropaws.run.run import Run
+from ropaws.run.train import TrainInputs, resume
+from ropaws.run.train import train as train_run
 
 
 @dataclass(frozen=True)
@@ -32,35 +34,43 @@ class TrainOptions:
     """What `ropaws train` does; the settings of a run are in RunConfig."""
 
     recipe: str | None = None
-    """A published run to start from; `ropaws recipes` lists them."""
+    """A published run; `ropaws recipes` lists them."""
     method: str | None = None
-    """Another method than the recipe's, with its own defaults: ropaws, paws, supervised, fixmatch, iomatch,
-    simclr ... (`ropaws bench --list` names all), or package.module:Class for a method of your own."""
+    """The method: ropaws, paws, fixmatch, iomatch ... By default the recipe's; another one brings its own
+    defaults. `ropaws bench --list` names all; package.module:Class is a method of your own."""
     out: Path | None = None
     """The run folder; by default runs/RECIPE-METHOD-seedN."""
     labeled: Path | None = None
-    """Your own images: a folder with one folder per class, a table of path and label, an .npz ..."""
+    """Your images: a folder per class, a table, an .npz ... In a table each row has a path and a label."""
     unlabeled: tuple[Path, ...] = ()
-    """With --labeled: folders of anything, searched recursively, tables of paths, .npz files ..."""
+    """Folders of anything, tables of paths, .npz files ... They go with --labeled; folders are searched
+    recursively."""
     test: Path | None = None
-    """With --labeled: images to test on; classes that --labeled does not have are out-of-class."""
+    """Images to test on, like --labeled. Classes that --labeled does not have are out-of-class."""
     backbone: str | None = None
-    """The network, as --model.backbone: small, wrn-28-2, resnet18, resnet50, efficientnet-lite0,
-    timm:NAME ..."""
+    """The network: auto, dinov2-small, efficientnet-lite0, small, timm:NAME ... With --labeled, auto is the
+    default: the best pretrained one at hand (`ropaws backbones`). As --model.backbone; small, wrn-28-2 and
+    resnet18 train from scratch."""
     init: Path | None = None
-    """Weights of the backbone, as --model.init: a .pth or .safetensors file, or pretrained. With --labeled
-    they stay as they are, unless --train-backbone is given."""
+    """Its weights: pretrained, or a .pth or .safetensors file. As --model.init; with --labeled they stay as
+    they are, unless --train-backbone is given."""
     train_backbone: bool = False
-    """With --labeled: first train a head on frozen features, in OUT/frozen, then the whole network."""
+    """Train a head on frozen features, then the whole network. It goes with --labeled; the first run is in
+    OUT/frozen."""
     features: Path | None = None
-    """Instead of --labeled: features of your own in an .npz file: features (n, d) and labels (n,), -1 or
+    """Instead of images: features of your own in an .npz file. It has features (n, d) and labels (n,), -1 or
     empty for unlabeled rows; views (n, v, d), names, test_features and test_labels if you have them."""
     budget: str | None = None
     """Train for about this long: 90s, 20m, 1.5h. A head on frozen features takes less, and stops then."""
+    class_prior: str | None = None
+    """How frequent the classes are in the pool: auto, uniform, labels, or frequencies in the order of the
+    classes, 0.7,0.2,0.1. By default auto on frozen features, else uniform as in the paper."""
     report: bool = True
-    """At the end, analyze the run and write RUN/report.html."""
+    """Analyze the run at the end, and write its report.html."""
     resume: Path | None = None
-    """Continue an interrupted run; takes no other option but --method and --no-report."""
+    """Continue an interrupted run. It takes no other option but --method, --timeout and --no-report."""
+    timeout: str = "30m"
+    """Of several processes: how long one waits for another to join or to answer before it gives up."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Train:
 
     ropaws train --labeled photos/labeled --unlabeled photos/pool --out runs/mine
 
-    ropaws train --recipe demo --method paws --train.seed 1 --out runs/mine
+    ropaws train --recipe cifar10-25 --out runs/cifar
 
     ropaws train runs/mine/config.json --out runs/again     (the config.json comes first)
 
@@ -80,19 +90,29 @@ class Train:
     run: Annotated[tyro.conf.AvoidSubcommands[RunConfig], tyro.conf.arg(name="")]
 
 
+GROUPS = {
+    "data": ("labeled", "unlabeled", "test", "features"),
+    "what to train": ("recipe", "method", "backbone", "init", "train_backbone", "class_prior"),
+    "where results go": ("out", "report"),
+    "how long": ("budget", "resume"),
+}
+
+
 def train(arguments: list[str]) -> None:
     """Every argument is parsed once: first what to do, then the settings, whose defaults depend on it."""
+    if wants_help(arguments):
+        show_help(TrainOptions, "train", about=Train.__doc__, groups=GROUPS)
     config_file = None
     if arguments and not arguments[0].startswith("-"):
         config_file, *arguments = arguments
     options, left = parse_known(TrainOptions, "train", arguments)
-    wants_help = "-h" in left or "--help" in left
+    wants_all = HELP_ALL in left
     if options.method is not None:
         import_method(options.method)
-    if options.resume is not None and not wants_help:
+    if options.resume is not None and not wants_all:
         _resume(options, left, config_file)
         return
-    base, choices = _base_config(options, config_file, left, wants_help)
+    base, choices = _base_config(options, config_file, left, wants_all)
     config = parse(Train, "train", left, default=Train(options, base)).run
     config = _scaled_warmup(base, config, left)
     if options.budget is not None and _given("--train.steps", left):
@@ -101,24 +121,28 @@ def train(arguments: list[str]) -> None:
     first = planned_place().rank == 0
     for line in reasons if first else ():
         say(line, error=True)
-    budget = None if options.budget is None else parse_budget(options.budget)
+    budget = None if options.budget is None else parse_time(options.budget)
     out = _out(options, config)
-    if choices is not None:
-        trained = train_chosen(choices, config, out, budget=budget, reasons=reasons)
-    else:
-        trained = train_run(config, out, budget=budget, choices=reasons)
+    inputs = TrainInputs()
+    with _with_others(options, config.train.device):
+        if choices is not None:
+            train_chosen(choices, config, out, budget=budget, reasons=reasons, inputs=inputs)
+        else:
+            train_run(config, out, budget=budget, choices=reasons, inputs=inputs)
     if first:
-        _finish(trained, report=options.report)
+        _finish(out, inputs, report=options.report)
 
 
 def _base_config(
-    options: TrainOptions, config_file: str | None, left: Sequence[str], wants_help: bool
+    options: TrainOptions, config_file: str | None, left: Sequence[str], wants_all: bool
 ) -> tuple[RunConfig, Choice | None]:
     """The settings before those of the command line, and the reasons for them."""
-    choices = None if wants_help else _chosen(options, config_file, left)
-    base = _named_config(options, config_file, left, wants_help) if choices is None else choices.config
+    choices = None if wants_all else _chosen(options, config_file, left)
+    base = _named_config(options, config_file, left, wants_all) if choices is None else choices.config
     if options.method is not None and options.method != method_name(base.method):
         base = with_method(base, make_method(options.method))
+    if options.class_prior is not None:
+        base = _with_class_prior(base, options.class_prior)
     if choices is None:
         model = replace(
             base.model,
@@ -127,6 +151,14 @@ def _base_config(
         )
         base = replace(base, model=model)
     return base, choices
+
+
+def _with_class_prior(base: RunConfig, given: str) -> RunConfig:
+    if not isinstance(base.method, JudgedMethod):
+        raise ValueError(f"--class-prior goes with ropaws and paws; {method_name(base.method)} has none")
+    values = given.split(",") if any(character.isdigit() for character in given) else given
+    choice: Any = checked_class_prior("--class-prior", values)
+    return with_method(base, replace(base.method, class_prior=choice))
 
 
 def _chosen(options: TrainOptions, config_file: str | None, left: Sequence[str]) -> Choice | None:
@@ -161,7 +193,7 @@ def _chosen(options: TrainOptions, config_file: str | None, left: Sequence[str])
 
 
 def _named_config(
-    options: TrainOptions, config_file: str | None, left: Sequence[str], wants_help: bool
+    options: TrainOptions, config_file: str | None, left: Sequence[str], wants_all: bool
 ) -> RunConfig:
     if config_file is not None and options.recipe is not None:
         raise ValueError(
@@ -170,8 +202,8 @@ def _named_config(
     if config_file is not None:
         return read_config(Path(config_file))
     if options.recipe is not None:
-        return published.get(options.recipe)
-    if wants_help:
+        return ropaws.recipes.get(options.recipe)
+    if wants_all:
         return RunConfig()
     parse(Train, "train", left, default=Train(options, RunConfig()))  # a mistyped option is the better error
     raise ValueError(
@@ -191,7 +223,7 @@ def _given(option: str, arguments: Sequence[str]) -> bool:
 
 
 def _value(option: str, arguments: Sequence[str]) -> str | None:
-    """Of an option that other defaults depend on, before the settings are parsed."""
+    """The value of an option that other defaults depend on, before the settings are parsed."""
     for position, argument in enumerate(arguments):
         if argument.startswith(f"{option}="):
             return argument.removeprefix(f"{option}=")
@@ -201,7 +233,7 @@ def _value(option: str, arguments: Sequence[str]) -> str | None:
 
 
 def _scaled_warmup(base: RunConfig, config: RunConfig, arguments: Sequence[str]) -> RunConfig:
-    """With another number of steps, warm-up keeps its share of them unless it is set too."""
+    """Keep the share of warm-up in another number of steps, unless it is set too."""
     if config.train.steps == base.train.steps or _given("--optim.warmup", arguments):
         return config
     warmup = round(base.optim.warmup * config.train.steps / base.train.steps)
@@ -209,28 +241,37 @@ def _scaled_warmup(base: RunConfig, config: RunConfig, arguments: Sequence[str])
 
 
 def _resume(options: TrainOptions, left: Sequence[str], config_file: str | None) -> None:
-    others = replace(options, resume=None, method=None, report=True)
+    others = replace(options, resume=None, method=None, report=True, timeout=TrainOptions.timeout)
     if left or config_file is not None or others != TrainOptions():
         raise ValueError(
             "--resume continues with the settings of the run and takes no other option"
-            " but --method and --no-report"
+            " but --method, --timeout and --no-report"
         )
     assert options.resume is not None
-    run_of(options.resume, options.method)  # raises an error for another method
-    trained = resume_run(options.resume)
+    run = run_of(options.resume, options.method)  # raises an error for another method
+    inputs = TrainInputs()
+    with _with_others(options, run.config.train.device):
+        resume(options.resume, inputs=inputs)
     if planned_place().rank == 0:
-        _finish(trained, report=options.report)
+        _finish(options.resume, inputs, report=options.report)
 
 
-def _finish(trained: TrainedRun, *, report: bool) -> None:
+def _with_others(options: TrainOptions, device: str) -> AbstractContextManager[Rank]:
+    """Join the other processes of the run, where a launcher has started several."""
+    seconds = parse_time(options.timeout, "--timeout")
+    return joined(choose_device(device, planned_place().local_rank), seconds=seconds)
+
+
+def _finish(run: Path, inputs: TrainInputs, *, report: bool) -> None:
     """The run is complete at this point: a problem with the report must not hide that."""
-    run = trained.path
     say(f"Trained: {run}. Use it with `ropaws predict {run} ...`.", flush=True)
     if not report:
         say(f"See what it learned with `ropaws report {run}`.")
         return
+    from ropaws.cli.analyze import write_page  # slow to load
+
     try:
-        write_page(Run(run, corpus=trained.corpus))
+        write_page(Run(run, corpus=inputs.corpus))
     except Exception as error:
         say(f"No report: {error}. Try `ropaws report {run}`.", error=True)
 
@@ -299,12 +340,12 @@ class Recipes:
 def recipes(arguments: list[str]) -> None:
     command = parse(Recipes, "recipes", arguments)
     if command.name is not None:
-        say_json(to_json(published.get(command.name)))
+        say_json(to_json(ropaws.recipes.get(command.name)))
         return
     table = Table(show_lines=True)
     table.add_column("recipe", no_wrap=True)
     table.add_column("what to expect, and what it costs")
-    for name, recipe in published.RECIPES.items():
+    for name, recipe in ropaws.recipes.RECIPES.items():
         table.add_row(name, " ".join((recipe.__doc__ or "").split()))
     Terminal().print(table)
     print("Train one with `ropaws train --recipe NAME`.")

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED, class_name, is_verdict
 
 try:
     import fcntl
@@ -24,7 +24,8 @@ except ImportError:  # Windows: two servers on one folder are not noticed there
     fcntl = None  # type: ignore[assignment]
 
 SKIPPED = -3  # the person could not tell, or did not want to
-UNDOABLE = ("label", "confirm", "class", "merge")
+UNDOABLE = ("label", "confirm", "class", "merge", "delete")
+OF_IMAGES = ("label", "confirm")  # they change what is known of their images, and nothing else
 LONGEST_NAME = 100  # characters of a class name
 MOST_CLASSES = 1000
 MOST_ID = 32_767  # of a class
@@ -41,7 +42,6 @@ class Recent(NamedTuple):
     """An answer that no round knows yet."""
 
     entry: int  # its place in the log
-    images: int
     right: list[bool]  # whether the prediction was, for each image that had one
 
 
@@ -54,12 +54,18 @@ class Answers:
     confirmed: set[str] = field(default_factory=set)  # whose suspected label is right
     audits: list[list[str]] = field(default_factory=list)  # images of each random sample, in their order
     rounds: list[Entry] = field(default_factory=list)  # facts about each refit
+    right: dict[str, bool] = field(default_factory=dict)  # was the prediction, when the image was answered
+    exports: dict[str, Entry] = field(default_factory=dict)  # facts about what was written, by name
     recent: list["Recent"] = field(default_factory=list)  # answers since the last round was begun
 
     @property
     def audit(self) -> list[str]:
         """Images of the last random sample."""
         return self.audits[-1] if self.audits else []
+
+    def audit_right(self) -> list[bool]:
+        """Of the images of the last random sample that had a prediction: was it right?"""
+        return [self.right[image] for image in self.audit if image in self.right and image in self.labels]
 
     def audited(self) -> set[str]:
         """Images that speak for the pool: of each sample those before the first without an answer.
@@ -72,25 +78,31 @@ class Answers:
         return {image for image in found if self.labels[image] != SKIPPED}
 
     @property
-    def answers_since(self) -> int:
-        """Images that were answered since the last round was begun."""
-        return sum(answer.images for answer in self.recent)
-
-    @property
     def right_since(self) -> list[bool]:
-        """Of those of them that had a prediction: was it right?"""
+        """Of the images with a prediction that were answered since the last round was begun: was it right?"""
         return [right for answer in self.recent for right in answer.right]
+
+    def replace(self, images: set[str], other: "Answers") -> None:
+        """Take what another state says of these images."""
+        for mine, theirs in ((self.labels, other.labels), (self.right, other.right)):
+            for image in images:
+                mine.pop(image, None)
+                if image in theirs:
+                    mine[image] = theirs[image]  # type: ignore[assignment]
+        self.confirmed = self.confirmed - images | other.confirmed & images
 
     def apply(self, entry: Entry) -> None:
         getattr(self, f"_{entry['do']}")(entry)
 
     def _label(self, entry: Entry) -> None:
         self._give(entry["images"], entry["label"])
-        right: list[bool] = []
+        right: dict[str, bool] = {}
         if entry["label"] >= 0 or entry["label"] == OUT_OF_CLASS:
-            right = [said == entry["label"] for said in entry.get("said", ()) if said != UNLABELED]
-        if entry["tab"]:  # labels that the images came with are nobody's answers
-            self.recent.append(Recent(entry["n"], len(entry["images"]), right))
+            said = zip(entry["images"], entry.get("said", ()), strict=False)
+            right = {image: guess == entry["label"] for image, guess in said if guess != UNLABELED}
+        self.right.update(right)
+        if right and entry["tab"]:  # labels that the images came with are nobody's answers
+            self.recent.append(Recent(entry["n"], list(right.values())))
 
     def _give(self, images: Sequence[str], label: int) -> None:
         if label >= 0 and label not in self.classes:
@@ -107,7 +119,7 @@ class Answers:
         self.confirmed.update(i for i in entry["images"] if self.labels.get(i, UNLABELED) not in unconfirmed)
 
     def _class(self, entry: Entry) -> None:
-        self.classes[entry["id"]] = entry["name"]
+        self.classes[entry["id"]] = class_name(entry["name"])
         if entry.get("images"):
             self._label({**entry, "label": entry["id"]})
 
@@ -119,12 +131,24 @@ class Answers:
             if label == entry["id"]:
                 self.labels[image] = entry["into"]
 
+    def _delete(self, entry: Entry) -> None:
+        """A class is no more; its images have no answer."""
+        self.classes.pop(entry["id"], None)
+        self._give([image for image, label in self.labels.items() if label == entry["id"]], UNLABELED)
+
     def _audit(self, entry: Entry) -> None:
         self.audits.append(list(entry["images"]))
 
     def _round(self, entry: Entry) -> None:
         self.rounds.append(entry["facts"])
         self.recent = [answer for answer in self.recent if answer.entry >= entry["upto"]]
+
+    def _estimate(self, entry: Entry) -> None:
+        if self.rounds:
+            self.rounds[-1] = {**self.rounds[-1], **entry["facts"]}
+
+    def _export(self, entry: Entry) -> None:
+        self.exports[entry["name"]] = entry["facts"]
 
 
 class AnswerLog:
@@ -152,6 +176,7 @@ class AnswerLog:
             undo.callback(self.close)
             self._read()
             undo.pop_all()
+        self._undone = {entry["of"] for entry in self.entries if entry["do"] == "undo"}
         self.answers = self._folded()
 
     @property
@@ -171,7 +196,8 @@ class AnswerLog:
         self._write(entry)
         self.entries.append(entry)
         if do == "undo":
-            self.answers = self._folded()
+            self._undone.add(entry["of"])
+            self._take_back(self.entries[entry["of"]])
         else:
             self.answers.apply(entry)
         return entry
@@ -185,14 +211,23 @@ class AnswerLog:
         self.entries.append(entry)
         self.answers.apply(entry)
 
+    def answers_before(self, revision: int) -> int:
+        """Images that entries before this one have answered, again or undone later as well: it only grows."""
+        given = (entry for entry in self.entries[:revision] if entry["do"] in ("label", "class"))
+        return sum(len(entry.get("images") or ()) for entry in given)
+
     def last_undoable(self, tab: str) -> Entry | None:
         """What undo of a tab takes back: its own last entry. A tab without any takes back the last of all."""
-        gone = self._undone()
-        candidates = [e for e in self.entries if e["do"] in UNDOABLE and e["tab"] and e["n"] not in gone]
-        own = [entry for entry in candidates if entry["tab"] == tab]
-        if own or not any(e["tab"] == tab for e in self.entries):
-            return next(reversed(own or candidates), None)
-        return None
+        own = next((entry for entry in self._undoable() if entry["tab"] == tab), None)
+        if own is None and not any(entry["tab"] == tab for entry in self.entries):
+            return next(self._undoable(), None)
+        return own
+
+    def _undoable(self) -> Iterator[Entry]:
+        """The last one first."""
+        for entry in reversed(self.entries):
+            if entry["do"] in UNDOABLE and entry["tab"] and entry["n"] not in self._undone:
+                yield entry
 
     def undo(self, tab: str) -> Entry:
         """Take back what last_undoable says; returns it.
@@ -207,8 +242,7 @@ class AnswerLog:
             raise RefusedError(
                 f"other answers use the class {entry['name']!r}; merge it instead of undoing it"
             )
-        names = [name.casefold() for name in self._folded(without=entry["n"]).classes.values()]
-        if len(names) > len(set(names)):
+        if entry["do"] not in OF_IMAGES and self._makes_twins(entry):
             raise RefusedError("undoing this would make two classes of one name; rename one of them first")
         self.append("undo", tab, of=entry["n"])
         return entry
@@ -222,23 +256,38 @@ class AnswerLog:
         """Did it make the class, and not rename it?"""
         return not any(e["do"] == "class" and e["id"] == entry["id"] for e in self.entries[: entry["n"]])
 
+    def _makes_twins(self, entry: Entry) -> bool:
+        """Would two classes have one name without it?"""
+        names = [name.casefold() for name in self._folded(without=entry["n"]).classes.values()]
+        return len(names) > len(set(names))
+
     def _used_after(self, entry: Entry) -> bool:
-        gone, number = self._undone(), entry["id"]
+        number = entry["id"]
         return any(
             number in (e.get("label"), e.get("id"), e.get("into"))
             for e in self.entries[entry["n"] + 1 :]
-            if e["do"] in UNDOABLE and e["n"] not in gone
+            if e["do"] in UNDOABLE and e["n"] not in self._undone
         )
 
-    def _undone(self) -> set[int]:
-        return {entry["of"] for entry in self.entries if entry["do"] == "undo"}
-
     def _folded(self, *, without: int = -1) -> Answers:
-        answers, gone = Answers(), {*self._undone(), without}
+        answers = Answers()
         for entry in self.entries:
-            if entry["n"] not in gone and entry["do"] != "undo":
+            if entry["n"] not in self._undone and entry["n"] != without and entry["do"] != "undo":
                 answers.apply(entry)
         return answers
+
+    def _take_back(self, entry: Entry) -> None:
+        """Make the state that of an undone entry's absence; for a label, from what was said of its images."""
+        if entry["do"] not in OF_IMAGES:
+            self.answers = self._folded()
+            return
+        images, found = set(entry["images"]), Answers()
+        for other in self.entries:
+            is_about_others = other["do"] in OF_IMAGES and images.isdisjoint(other["images"])
+            if other["n"] not in self._undone and other["do"] != "undo" and not is_about_others:
+                found.apply(other)
+        self.answers.replace(images, found)
+        self.answers.recent = [answer for answer in self.answers.recent if answer.entry != entry["n"]]
 
     def _open(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
@@ -316,11 +365,15 @@ def _checked(entry: object, least: int) -> Entry:
         "confirm": {"images": list},
         "class": {"id": int, "name": str},
         "merge": {"id": int, "into": int},
+        "delete": {"id": int},
         "undo": {"of": int},
         "audit": {"images": list},
         "round": {"facts": dict, "upto": int},
+        "estimate": {"facts": dict},
+        "export": {"name": str, "facts": dict},
     }
-    shape = shapes.get(entry.get("do", ""))
+    do = entry.get("do")
+    shape = shapes.get(do) if isinstance(do, str) else None
     if shape is None or any(type(entry.get(name)) is not kind for name, kind in shape.items()):
         raise ValueError("not an entry")
     numbers = [entry[name] for name in ("id", "into", "label") if name in entry]
@@ -344,12 +397,12 @@ def checked_class_name(name: object, taken: Iterator[str] | Sequence[str]) -> st
     """
     if not isinstance(name, str) or not name.strip():
         raise RefusedError("a class needs a name")
-    name = " ".join(name.split())
+    name = class_name(" ".join(name.split()))
     if len(name) > LONGEST_NAME:
         raise RefusedError(f"a class name has at most {LONGEST_NAME} characters, got {len(name)}")
     if not name.isprintable():
         raise RefusedError("a class name must not have control characters")
-    if name.casefold() in ("out-of-class", "skipped"):
+    if is_verdict(name) or name.casefold() == "skipped":
         raise RefusedError(f"{name!r} has a meaning of its own; choose another name")
     if name.casefold() in {other.casefold() for other in taken}:
         raise RefusedError(f"there is a class {name!r} already")

@@ -1,5 +1,6 @@
 """The grid of the page: which images, in which order, a page at a time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
-from ropaws.evaluation.label_errors import SuspectedError
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore.answer_log import SKIPPED, RefusedError
 from ropaws.explore.session import Session
+from ropaws.insight.label_errors import SuspectedError
 
 NEAREST = 6  # labeled images beside an image
 TOP = 5  # probabilities that are shown
@@ -31,8 +32,9 @@ class Query:
     confidence: tuple[float, float] = (0.0, 1.0)
     in_domain: tuple[float, float] = (0.0, 1.0)
     text: str = ""
-    ids: tuple[int, ...] | None = None
+    ids: Sequence[int] | None = None
     cluster: int | None = None
+    like: int | None = None  # an image: the most similar first
     sort: str = ""
     descending: bool = False
     offset: int = 0
@@ -52,6 +54,8 @@ def browse(session: Session, query: Query) -> dict[str, Any]:
 def _ordered(session: Session, query: Query) -> NDArray[np.int64]:
     chosen = _listed(session, query)
     kept = chosen[_passes(session, query)[chosen]]
+    if query.like is not None and query.sort in ("", "suggested"):
+        kept = kept[np.argsort(-_similarity(session, query.like)[kept], kind="stable")]
     if query.sort in ("", "suggested", "suspected"):  # views come in their own order
         return kept[::-1] if query.descending else kept
     if query.sort == "name":
@@ -174,10 +178,22 @@ def _item(session: Session, number: int, notes: _Notes) -> dict[str, Any]:
     }
 
 
-def details(session: Session, number: int) -> dict[str, Any]:
-    """All that is known of one image."""
+def _check_number(session: Session, number: int) -> None:
     if not 0 <= number < len(session.pool):
         raise RefusedError(f"images have numbers from 0 to {len(session.pool) - 1}, got {number}")
+
+
+def _similarity(session: Session, number: int) -> NDArray[np.float32]:
+    """Cosine of the features of all images to those of one.   ->  (n,)"""
+    _check_number(session, number)
+    points = session.pool.points
+    found: NDArray[np.float32] = torch.cosine_similarity(points, points[number : number + 1]).numpy()
+    return found
+
+
+def details(session: Session, number: int) -> dict[str, Any]:
+    """All that is known of one image."""
+    _check_number(session, number)
     with session.lock:
         fitted, names = session.fitted, session.answers.classes
         probs: list[dict[str, Any]] = []
@@ -199,8 +215,7 @@ def _nearest(session: Session, number: int) -> list[dict[str, Any]]:
     labeled = labeled[labeled != number]
     if len(labeled) == 0:
         return []
-    points = session.pool.points
-    similar = torch.cosine_similarity(points[torch.from_numpy(labeled)], points[number : number + 1])
+    similar = torch.from_numpy(_similarity(session, number)[labeled])
     best = similar.topk(min(NEAREST, len(labeled)))
     return [
         {

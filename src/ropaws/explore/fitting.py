@@ -10,23 +10,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ropaws.batch import Share
-from ropaws.data.features import FeatureRows
-from ropaws.evaluation.accuracy_estimate import AccuracyEstimate, PoolAccuracy, pool_accuracy
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
-from ropaws.evaluation.label_errors import SuspectedError, rank_label_errors
-from ropaws.evaluation.suggestions import (
-    NewClass,
-    Suggestion,
-    in_class_probability,
-    new_classes,
-    suggest,
-)
-from ropaws.training import feature_head
-from ropaws.training.feature_classifier import ClassifierSettings, FeatureClassifier, LabeledRows
+from ropaws.classify import head
+from ropaws.classify.classifier import ClassifierSettings, OpenSetClassifier
+from ropaws.classify.head import LabeledRows, Points
+from ropaws.classify.in_class_share import BORDER
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.core.records import Share
+from ropaws.insight.accuracy_estimate import AccuracyEstimate, PoolAccuracy, pool_accuracy
+from ropaws.insight.label_errors import SuspectedError, rank_label_errors
+from ropaws.insight.suggestions import NewClass, Suggestion, new_classes, suggest
 
 BLOCK = 2048
-IN_CLASS = 0.5  # probability of belonging to any class below which an image is taken for out-of-class
 SUGGESTED = 20  # images that a round suggests, or as many as there are classes
 NEW_CLASSES = 12  # clusters of out-of-class images that are shown, at most
 FOLDS = 5  # of the labels, to see how often the classifier is right
@@ -51,7 +45,7 @@ class Fitted:
     classes: tuple[int, ...]
     probs: NDArray[np.float32]  # (n, c), given in-class
     in_class: NDArray[np.float32]  # (n,) probability of belonging to any class
-    threshold: float = IN_CLASS
+    threshold: float = BORDER
     share: Share | None = None
     suggestions: Sequence[Suggestion] = ()
     clusters: Sequence[NewClass] = ()
@@ -107,13 +101,13 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
         return cold_start(points, answered)
     began = time.perf_counter()
     classes = len(answered.classes)
-    steps = feature_head.STEPS
-    probs, share = _class_probs(
+    steps = head.STEPS
+    model = _classifier(
         points, answered.labels, classes, steps, lambda done: report("refitting", 0.8 * done / steps)
     )
-    report("finding what is out-of-class", 0.8)
-    in_class = in_class_probability(points, answered.labels, classes=classes)
     report("choosing what to label next", 0.85)
+    probs, in_class = _answers(model, points)
+    in_class[answered.labels >= 0], in_class[answered.labels == OUT_OF_CLASS] = 1.0, 0.0
     suggestions = _suggested(points, answered, in_class)
     clusters = new_classes(points, answered.labels, in_class, most=NEW_CLASSES)
     report("looking for label errors", 0.95)
@@ -121,7 +115,7 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
         answered.classes,
         probs.numpy().astype(np.float32),
         in_class.numpy().astype(np.float32),
-        share=share,
+        share=model.share,
         suggestions=suggestions,
         clusters=clusters,
         suspects=find_suspects(points, answered),
@@ -175,33 +169,34 @@ def _open_set_probs(points: Tensor, labels: Tensor, classes: int, rows: Tensor, 
     def after_step(_: int) -> None:
         report("estimating the accuracy", None)
 
-    found, _ = _class_probs(points, known, len(present), feature_head.STEPS // 3, after_step, rows)
-    in_class = in_class_probability(points, known, classes=len(present))[rows, None]
-    probs[:, present] = found * in_class
-    probs[:, -1:] = 1 - in_class
+    model = _classifier(points, known, len(present), head.STEPS // 3, after_step)
+    found, in_class = _answers(model, points[rows])
+    probs[:, present] = found * in_class[:, None]
+    probs[:, -1] = 1 - in_class
     return probs
 
 
-def _class_probs(
-    points: Tensor,
-    labels: Tensor,
-    classes: int,
-    steps: int,
-    after_step: Callable[[int], object],
-    rows: Tensor | None = None,
-) -> tuple[Tensor, Share | None]:
-    """Class probabilities of rows, all by default, given in-class.   ->  (k, c), share in-class
-
-    What a person called out-of-class is not learned from.
-    """
-    learned = (labels != OUT_OF_CLASS).nonzero().squeeze(1)
-    known = labels[learned]
+def _classifier(
+    points: Tensor, labels: Tensor, classes: int, steps: int, after_step: Callable[[int], object]
+) -> OpenSetClassifier:
+    """Fitted to the answers; out-of-class ones say what is in-class, and teach no class."""
+    outside = labels == OUT_OF_CLASS
+    known = labels[~outside]
     where = (known >= 0).nonzero().squeeze(1)
-    labeled = LabeledRows(where, known[where], classes)
     settings = ClassifierSettings(head=classes > 1 and len(where) < len(known), steps=steps)
-    model = FeatureClassifier(FeatureRows(points[learned]), labeled, settings, after_step=after_step)
-    asked = points if rows is None else points[rows]
-    return torch.cat([model.predict(part).probs for part in asked.split(BLOCK)]), model.share
+    return OpenSetClassifier(
+        Points(points[~outside]),
+        LabeledRows(where, known[where], classes),
+        settings,
+        outside=points[outside],
+        after_step=after_step,
+    )
+
+
+def _answers(model: OpenSetClassifier, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Class probabilities, given in-class, and the probability of being in-class.   ->  (n, c), (n,)"""
+    found = [model.predict(part) for part in points.split(BLOCK)]
+    return torch.cat([part.probs for part in found]), torch.cat([part.in_domain for part in found])
 
 
 def _folds(labels: Tensor) -> Tensor:

@@ -5,12 +5,15 @@ attacker points at 127.0.0.1 is not), requests that change something must come f
 and every request needs the token, which the terminal shows and the browser is started with.
 """
 
+import asyncio
 import hmac
+import html
 import json
 import os
 import re
 import secrets
 import stat
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,13 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BYTES = 8 << 20  # of a request: a million images by number
+READ_SECONDS = 30  # until the whole request has come
+JUDGED = ("host", "origin", "content-type", "sec-fetch-site", "cookie")
+PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>ropaws explore</title>
+<link rel="icon" href="data:,">
+"""
 TOKEN_BYTES = 24
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self';"
@@ -65,7 +75,7 @@ class Guard:
         if scope["type"] != "http":  # websockets are not used
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refused = self._refuse(scope, headers)
+        refused = _refuse_repeated(scope) or self._refuse(scope, headers)
         if refused is not None:
             await _answer(send, *refused)
             return
@@ -74,9 +84,15 @@ class Guard:
             return
         if not self._knows(headers):
             line = "not allowed: open the address that the terminal shows, with its token"
-            await _answer(send, 401, line)
+            await (_answer_page if scope["path"] == "/" else _answer)(send, 401, line)
             return
-        body = await _read(receive)
+        try:
+            body = await asyncio.wait_for(_read(receive), READ_SECONDS)
+        except TimeoutError:
+            await _answer(send, 408, f"the request took longer than {READ_SECONDS} seconds to arrive")
+            return
+        except _CutError:  # nobody is there to be answered
+            return
         if body is None:
             await _answer(send, 413, f"a request has at most {MOST_BYTES >> 20} MB")
             return
@@ -104,13 +120,13 @@ class Guard:
     async def _welcome(self, send: Send, given: str) -> None:
         """The token becomes a cookie, and leaves the address bar."""
         if not _same(given, self.token):
-            await _answer(send, 401, "wrong token: open the address that the terminal shows")
+            await _answer_page(send, 401, "wrong token: open the address that the terminal shows")
             return
         cookie = f"{self.cookie}={self.token}; HttpOnly; SameSite=Strict; Path=/; Max-Age=2592000"
-        headers = [(b"location", b"/"), (b"set-cookie", cookie.encode()), (b"cache-control", b"no-store")]
-        headers += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-        await send({"type": "http.response.start", "status": 303, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        # A page that leads on, and no redirect: after a step from another site, such as the file that the
+        # terminal opens, a browser would not send this cookie.
+        text = PAGE + '<meta http-equiv="refresh" content="0; url=/">\n<a href="/">ropaws explore</a>\n'
+        await _send(send, 200, "text/html; charset=utf-8", text, cookie=cookie)
 
     def _knows(self, headers: Mapping[str, str]) -> bool:
         """By hand: programs of this machine share cookies, and an odd one of another must not hide ours."""
@@ -127,14 +143,29 @@ def _token_in(scope: Scope) -> str | None:
     return found[0] if found else None
 
 
+def _refuse_repeated(scope: Scope) -> tuple[int, str] | None:
+    """A request is judged by these headers, so there must be one of each at most."""
+    names = Counter(name.decode("latin-1") for name, _ in scope["headers"])
+    twice = next((name for name in JUDGED if names[name] > 1), None)
+    return None if twice is None else (400, f"a request has at most one {twice} header")
+
+
+class _CutError(Exception):
+    """The connection ended before the request did."""
+
+
 async def _read(receive: Receive) -> bytes | None:
-    """The whole body; None if it is too long."""
+    """The whole body; None if it is too long.
+
+    Raises:
+        _CutError: The rest of it will not come: what has come may look whole, and is not to be acted on.
+    """
     parts: list[bytes] = []
     length = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return b"".join(parts)
+            raise _CutError
         part = message.get("body", b"")
         length += len(part)
         if length > MOST_BYTES:
@@ -173,10 +204,22 @@ def _with_headers(send: Send, path: str) -> Send:
 
 
 async def _answer(send: Send, status: int, line: str) -> None:
-    headers = {**HEADERS, "content-type": "application/json", "cache-control": "no-store"}
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await _send(send, status, "application/json", json.dumps({"error": line}))
+
+
+async def _answer_page(send: Send, status: int, line: str) -> None:
+    """As _answer, for a person who looks at it."""
+    text = f"<h1>ropaws explore</h1>\n<p>{html.escape(line.capitalize())}.</p>\n"
+    await _send(send, status, "text/html; charset=utf-8", PAGE + text)
+
+
+async def _send(send: Send, status: int, media_type: str, text: str, *, cookie: str = "") -> None:
+    own = {"content-type": media_type, "content-security-policy": POLICY, "cache-control": "no-store"}
+    if cookie:
+        own["set-cookie"] = cookie
+    raw = [(name.encode(), value.encode()) for name, value in {**HEADERS, **own}.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": json.dumps({"error": line}).encode()})
+    await send({"type": "http.response.body", "body": text.encode()})
 
 
 def kept_token(path: Path) -> str:
@@ -187,11 +230,25 @@ def kept_token(path: Path) -> str:
         token = path.read_text() if private and facts.st_size < 200 else ""
         if re.fullmatch(r"[\w-]{32,}", token, re.ASCII):
             return token
-        path.unlink()
     except FileNotFoundError:
         pass
-    token = secrets.token_urlsafe(TOKEN_BYTES)
+    token = new_token()
+    _write_private(path, token)
+    return token
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(TOKEN_BYTES)
+
+
+def write_door(path: Path, address: str) -> None:
+    """A page for its owner alone that leads to an address: a browser's arguments are seen by all."""
+    _write_private(path, f'{PAGE}<meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
+
+
+def _write_private(path: Path, text: str) -> None:
+    """In the place of whatever is there, which may be a link."""
+    path.unlink(missing_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(file, "w") as stream:
-        stream.write(token)
-    return token
+        stream.write(text)

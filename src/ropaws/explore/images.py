@@ -1,19 +1,26 @@
 """The images that are looked at: opened by number, as thumbnails that are made once, never by a path."""
 
-import contextlib
 import hashlib
 import io
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 
-from ropaws.data.corpus import Images
-from ropaws.data.files.decoding import ImageRef, UnreadableError, open_image, to_rgb
-from ropaws.runs.atomic import make_folder, refuse_link, write_atomically
+from ropaws.core.files import make_folder, refuse_link, write_atomically
+from ropaws.pool.content import (
+    ImageRef,
+    UnreadableError,
+    image_size,
+    one_line_errors,
+    open_image,
+    read_content,
+)
+from ropaws.pool.corpus import Images
+from ropaws.pool.decoding import to_rgb, upright
 
 SIDE, FULL_SIDE = 160, 1024  # pixels of a thumbnail and of the large view, at most
 LOSSLESS = 40  # pixels up to which an image is shown as it is, as a PNG
@@ -56,28 +63,17 @@ class ListedImages(ShownImages):
         self.names = tuple(map(str, images))
 
     def open(self, number: int) -> Image.Image:
-        with self._opened(number) as opened:
-            opened.draft("RGB", (FULL_SIDE, FULL_SIDE))  # a JPEG is decoded at a smaller scale
-            return to_rgb(ImageOps.exif_transpose(opened))
+        # A large JPEG is decoded at a smaller scale.
+        with one_line_errors(), open_image(read_content(self.images[number]), FULL_SIDE) as opened:
+            return to_rgb(upright(opened))
 
     def size(self, number: int) -> tuple[int, int]:
-        with self._opened(number) as opened:
-            lies = opened.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-            return (opened.height, opened.width) if lies else opened.size
-
-    @contextlib.contextmanager
-    def _opened(self, number: int) -> Iterator[Image.Image]:
-        try:
-            with open_image(self.images[number]) as opened:
-                yield opened
-        except UnreadableError:
-            raise
-        except FileNotFoundError:
-            raise UnreadableError("the file is not there any more") from None
-        except Exception as error:  # Pillow's decoders raise nearly anything on damaged files
-            raise UnreadableError(
-                str(error).splitlines()[0] if str(error) else type(error).__name__
-            ) from None
+        with one_line_errors():
+            content = read_content(self.images[number])
+            width, height = image_size(content)
+            with open_image(content, SIDE) as opened:
+                lies = opened.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return (height, width) if lies else (width, height)
 
     def version(self, number: int) -> str:
         image = self.images[number]
@@ -148,13 +144,14 @@ class Thumbnails:
 
     def get(self, number: int) -> Encoded:
         """Raises UnreadableError for an image that has gone, also if a thumbnail was made before."""
-        key = f"{self.images.names[number]}\0{self.images.version(number)}\0{SIDE}"
+        version = self.images.version(number)
+        key = f"{self.images.names[number]}\0{version}\0{SIDE}"
         digest = hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         place = None if self.folder is None else self.folder / digest[:2] / digest
         if place is not None and place.is_file() and not place.is_symlink():
             return Encoded(place.read_bytes())
         made = encode(self.images.open(number), SIDE)
-        if place is not None:
+        if place is not None and self.images.version(number) == version:  # not replaced in the meantime
             self._keep(place, made.data)
         return made
 

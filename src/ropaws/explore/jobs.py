@@ -1,6 +1,7 @@
 """Work in the background, one piece of each kind at a time: watched, and cancelled between two steps."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -61,9 +62,6 @@ class Jobs:
         running = {kind: job for kind, (job, _) in list(self._running.items())}
         return next((running[kind] for kind in order if kind in running), None)
 
-    def is_running(self, kind: str) -> bool:
-        return kind in self._running
-
     def cancel(self) -> Job | None:
         """Ask the shown job to end; it may take a moment."""
         job = self.shown()
@@ -80,9 +78,10 @@ class Jobs:
                 thread.join(seconds)
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Until nothing is running."""
-        for _, thread in list(self._running.values()):
-            thread.join(seconds)
+        """Until nothing is running, nor what followed it."""
+        end = time.monotonic() + seconds
+        while (running := list(self._running.values())) and time.monotonic() < end:
+            running[0][1].join(max(0.0, end - time.monotonic()))
 
     def _run(self, job: Job, work: Callable[[Job], object], then: Callable[[], object]) -> None:
         torch.set_num_threads(self._threads)  # torch keeps this number for each thread

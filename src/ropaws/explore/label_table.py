@@ -4,9 +4,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ropaws.data.files.csv_cells import write_csv
-from ropaws.runs.atomic import replacing
+from ropaws.core.files import replacing
+from ropaws.pool.listing import write_csv
 
+RETRY_SECONDS = 5.0
 HEAD = ("path", "label", "out_of_class")
 Row = tuple[str, str, bool]  # path, class name (empty: none), out-of-class
 
@@ -14,16 +15,16 @@ Row = tuple[str, str, bool]  # path, class name (empty: none), out-of-class
 class LabelTable:
     """Writes the latest rows in a thread of its own, so that an answer does not wait for a long table.
 
-    The log of answers is on disk before; a table that could not be written is written with the next answer.
+    The log of answers is on disk before; a table that could not be written is tried again until it is.
 
     Args:
         path: The file; always whole.
-        failed: Called with a line when it cannot be written.
+        state: Called with a line when it cannot be written, and with None when it is written again.
     """
 
-    def __init__(self, path: Path, failed: Callable[[str], object]) -> None:
+    def __init__(self, path: Path, state: Callable[[str | None], object]) -> None:
         self.path = path
-        self._failed = failed
+        self._state = state
         self._latest: Sequence[Row] | None = None
         self._changed = threading.Condition()
         self._closing = False
@@ -44,17 +45,26 @@ class LabelTable:
         self._thread.join()
 
     def _follow(self) -> None:
+        rows: Sequence[Row] | None = None  # that could not be written
         while True:
             with self._changed:
-                while self._latest is None and not self._closing:
-                    self._changed.wait()
-                rows, self._latest = self._latest, None
-            if rows is None:
+                if self._latest is None and not self._closing:
+                    self._changed.wait(None if rows is None else RETRY_SECONDS)
+                is_closing, latest, self._latest = self._closing, self._latest, None
+            rows = rows if latest is None else latest
+            if rows is not None:
+                rows = None if self._write(rows) else rows
+            if is_closing:
                 return
-            try:
-                write_table(self.path, rows)
-            except (OSError, ValueError) as error:
-                self._failed(f"{self.path} could not be written ({error}); your answers are in the log")
+
+    def _write(self, rows: Sequence[Row]) -> bool:
+        try:
+            write_table(self.path, rows)
+        except (OSError, ValueError) as error:
+            self._state(f"{self.path} could not be written ({error}); your answers are in the log")
+            return False
+        self._state(None)
+        return True
 
 
 def write_table(path: Path, rows: Sequence[Row]) -> None:

@@ -1,7 +1,6 @@
 """Where the images stand on the map, and which of them are nearly the same."""
 
 import hashlib
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ropaws.evaluation.projection import tsne
-from ropaws.runs.atomic import replacing
+from ropaws.core.files import replacing
+from ropaws.insight.neighbors import tsne
 
 LANDMARKS = 3000  # images that t-SNE places; the others stand among the landmarks that are most like them
 NEIGHBORS = 5
@@ -67,16 +66,16 @@ def write_map(path: Path, plane: NDArray[np.float32], points: Tensor) -> None:
 
 
 def read_map(path: Path, points: Tensor) -> NDArray[np.float32] | None:
-    """The map of an earlier start, if it is of the same features."""
+    """The map of an earlier start, if it is whole and of the same features."""
     if not path.is_file() or path.is_symlink():
         return None
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             plane, made_from = kept["plane"], str(kept["made_from"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except Exception:  # a damaged archive fails in many ways, and the map is only a cache: it is made anew
         return None
-    fits = plane.shape == (len(points), 2) and made_from == _digest(points)
-    return np.asarray(plane, np.float32) if fits and np.isfinite(plane).all() else None
+    fits = plane.shape == (len(points), 2) and plane.dtype == np.float32 and made_from == _digest(points)
+    return plane if fits and np.isfinite(plane).all() else None
 
 
 def _digest(points: Tensor) -> str:

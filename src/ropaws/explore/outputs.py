@@ -5,25 +5,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.core.files import make_folder, replacing
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.core.run_layout import CHECKPOINT, CONFIG, METRICS, MODEL, REPORT
 from ropaws.explore.answer_log import SKIPPED, RefusedError
 from ropaws.explore.images import ArrayImages
 from ropaws.explore.jobs import CancelledError, Job
 from ropaws.explore.label_table import write_table
 from ropaws.explore.session import TABLE, Session
-from ropaws.prediction.label_tables import columns, write_labels
-from ropaws.prediction.predict import Prediction
-from ropaws.prediction.sorting import Sorter
-from ropaws.runs.atomic import make_folder, replacing
-from ropaws.runs.layout import CHECKPOINT, CONFIG, METRICS, MODEL, REPORT
+from ropaws.pool.content import UnreadableError, image_size
+from ropaws.run.label_files import columns, write_labels
+from ropaws.run.predict import Prediction
+from ropaws.run.sorting import Sorter
 
 PREDICTIONS, SORTED, ARRAYS = "predictions.csv", "sorted", "images.npz"
 RUNS = {"run": "run", "finetune": "finetuned"}  # folder of each kind of training
@@ -67,6 +68,15 @@ class Shown:
             self.fitted, self.codes = session.fitted, session.codes.copy()
             self.predicted, self.confidence = session.predicted, session.confidence
             self.names = dict(session.answers.classes)
+            self.round, self.pending = session.round, session.pending
+            self.made_from, self.labels = session.made_from, session.digest()
+
+    def keep(self, session: Session, name: str) -> None:
+        """Keep in the log what was written, and the labels and the round that it was made from."""
+        made = {"round": self.round, "made_from": self.made_from}
+        facts = {**made, "labels": self.labels, "pending": self.pending}
+        with session.lock:
+            session.log.append("export", "", name=name, facts=facts)
 
     def predictions(self) -> Iterator[tuple[int, Prediction]]:
         """The answer of the person where there is one, else that of the classifier; by number."""
@@ -106,9 +116,8 @@ def _write_predictions(session: Session, job: Job) -> None:
             del row["nearest"], row["similarity"]
             yield row | {"answered": "yes" if shown.codes[number] not in (UNLABELED, SKIPPED) else ""}
 
-    path = session.folder / PREDICTIONS
-    write_labels(path, rows())
-    session.notice = f"Written: {path}"
+    write_labels(session.folder / PREDICTIONS, rows())
+    shown.keep(session, PREDICTIONS)
 
 
 def _sort(session: Session, job: Job) -> None:
@@ -116,18 +125,33 @@ def _sort(session: Session, job: Job) -> None:
     target = _free(session.folder / SORTED)  # copies of an earlier call may be in classes of then
     make_folder(target)
     files = [session.pool.images.path(number) for number in range(len(session.pool))]
-    there = {number: path for number, path in enumerate(files) if path is not None and path.is_file()}
+    there = {number: path for number, path in enumerate(files) if path is not None and _is_image(path)}
     shown = Shown(session)
-    sorter = Sorter(target, tuple(shown.names.values()), tuple(there.values()), move=False)
-    count = 0
+    sorter = Sorter(
+        target, tuple(shown.names.values()), tuple(there.values()), move=False, check=_refuse_other
+    )
     for number, prediction in shown.predictions():
         job.report("planning", 0.5 * number / len(files))
         if number in there and (prediction.label or prediction.out_of_class):
             sorter.plan(there[number], None if prediction.out_of_class else prediction.label)
-            count += 1
     job.report("copying", 0.5)
     sorter.carry_out()
-    session.notice = f"Written: {count:,} images in {target}"
+    shown.keep(session, target.name)
+
+
+def _is_image(path: Path) -> bool:
+    """Is it still there, and an image?"""
+    try:
+        image_size(path)
+    except (OSError, ValueError, UnreadableError):
+        return False
+    return True
+
+
+def _refuse_other(copy: Path) -> None:
+    """A link may take the place of an image at any time: the copy of what it leads to must be one."""
+    if not _is_image(copy):
+        raise ValueError("a file is not an image any more; look at the pool, and sort again")
 
 
 def _are_files(session: Session) -> bool:
@@ -150,16 +174,36 @@ def training_command(session: Session, folder: Path, *, whole: bool) -> list[str
     return ["train", *options, *(["--train-backbone"] if whole else [])]
 
 
+# Its standard input ends with this server, however that ends; then the training saves a checkpoint, and ends.
+WATCHED = """
+import os, runpy, signal, threading
+def watch():
+    os.read(0, 1)  # not through sys.stdin: its lock would be held when the interpreter ends
+    os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a server in the background may ignore it
+threading.Thread(target=watch, daemon=True).start()
+runpy.run_module("ropaws", run_name="__main__", alter_sys=True)
+"""
+
+
+def start_watched(arguments: Sequence[str], output: IO[str]) -> subprocess.Popen[bytes]:
+    """`ropaws` in a process that does not outlive this one."""
+    command = [sys.executable, "-c", WATCHED, *arguments]
+    return subprocess.Popen(
+        command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, start_new_session=True
+    )
+
+
 def _train(session: Session, job: Job, folder: Path, whole: bool) -> None:
     job.report("writing the labels", 0.0)
     _write_inputs(session)
     make_folder(folder.parent)
-    command = [sys.executable, "-m", "ropaws", *training_command(session, folder, whole=whole)]
     log = session.folder / TRAIN_LOG
-    with replacing(log) as temporary, temporary.open("w") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+    with (
+        replacing(log) as temporary,
+        temporary.open("w") as output,
+        start_watched(training_command(session, folder, whole=whole), output) as process,
+    ):
         try:
             while process.poll() is None:
                 job.report(*_progress(folder))
@@ -249,7 +293,25 @@ def output_facts(session: Session) -> dict[str, Any]:
         "folder": str(session.folder),
         "run": None if run is None else str(run),
         "report": run is not None and (run / REPORT).is_file(),
+        "written": _written(session),
     }
+
+
+def _written(session: Session) -> list[dict[str, Any]]:
+    """Exports that are still there. One is stale once the labels or the classifier are others."""
+    with session.lock:
+        exports = dict(session.answers.exports)
+        now = (session.digest(), session.made_from)
+    return [
+        {
+            "name": name,
+            "round": facts.get("round"),
+            "pending": facts.get("pending"),
+            "stale": (facts.get("labels"), facts.get("made_from")) != now,
+        }
+        for name, facts in exports.items()
+        if Path(name).name == name and (session.folder / name).exists()
+    ]
 
 
 def report_page(session: Session) -> bytes | None:

@@ -3,22 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from torch import Tensor
 
-from ropaws.data.features import FeatureRows, Features, pixels_of, principal_components
-from ropaws.data.files.listing import Listing
-from ropaws.data.files.streaming import ImageStack
+from ropaws.classify import head
+from ropaws.core.features import FeatureRows, Features, main_directions, principal_components
+from ropaws.embedding.embedder import Embedder, open_images
 from ropaws.explore.images import ArrayImages, ListedImages, ShownImages
-from ropaws.models.heads import main_directions
-from ropaws.prediction.embed import Embedder, EmbedSettings, list_sources
-from ropaws.runs.images import readable_among
-from ropaws.runs.run import Run
-from ropaws.training import feature_head
+from ropaws.pool.corpus import pixels_of
+from ropaws.pool.streaming import ImageStack
+from ropaws.run.outputs import readable_among
+from ropaws.run.run import Run
 
 BLOCK = 4096  # images whose features are read at a time
 
@@ -53,8 +52,7 @@ class Pool:
 def pool_of_sources(
     unlabeled: Sequence[Path],
     labeled: Sequence[Path],
-    settings: EmbedSettings,
-    console: Console,
+    embedder: Embedder,
 ) -> Pool:
     """Images of folders, tables and arrays, with the features of a pretrained network.
 
@@ -62,8 +60,8 @@ def pool_of_sources(
         FileNotFoundError: A source is not there.
         ValueError: A source has no image, or too few of them can be read.
     """
-    listing = list_sources(unlabeled, labeled)
-    embedded = Embedder(settings, listing, console).embed(listing)
+    listing = open_images(unlabeled, labeled)
+    embedded = embedder.embed(listing)
     kept = embedded.kept.tolist()
     images = ListedImages([listing.images[row] for row in kept])
     named = {name: label for name, label in zip(images.names, embedded.labels, strict=True) if label}
@@ -73,9 +71,9 @@ def pool_of_sources(
         points=in_main_directions(embedded.rows, embedded.kept),
         class_names=tuple(sorted(set(named.values()))),
         labels=named,
-        sources=tuple(source.absolute() for source in unlabeled) if _are_files(listing) else (),
+        sources=tuple(source.absolute() for source in unlabeled) if listing.are_files else (),
         unreadable=len(embedded.unreadable),
-        init=_train_options(settings, embedded.facts["size"]),
+        init=_train_options(embedded.facts),
     )
 
 
@@ -122,17 +120,12 @@ def pool_of_run(run: Run) -> Pool:
 
 def in_main_directions(features: Features, rows: Tensor) -> Tensor:
     """Centered features, most of whose thousand dimensions are nearly empty.   ->  (n, d)"""
-    mean, components = principal_components(features, min(feature_head.DIMS, features.shape[1]))
+    mean, components = principal_components(features, min(head.DIMS, features.shape[1]))
     mean, components = mean.float(), components.float()
     return torch.cat([main_directions(features[part], mean, components) for part in rows.split(BLOCK)])
 
 
-def _are_files(listing: Listing) -> bool:
-    return all(isinstance(image, Path) for image in listing.images)
-
-
-def _train_options(settings: EmbedSettings, size: int) -> tuple[str, ...]:
-    options = ["--init", str(settings.init)]
-    if settings.backbone is not None:
-        options += ["--backbone", settings.backbone]
-    return (*options, "--augment.size", str(size))
+def _train_options(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Those of `ropaws train` for the same network and the same views."""
+    options = {"--init": facts["init"], "--backbone": facts["backbone"], "--augment.size": facts["size"]}
+    return tuple(str(word) for option in options.items() for word in option)

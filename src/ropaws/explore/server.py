@@ -1,5 +1,6 @@
 """The server behind the page: requests in, answers of the session out; docs/explore.md has the API."""
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -14,20 +15,22 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ropaws.data.files.decoding import UnreadableError
 from ropaws.explore import browsing, outputs
 from ropaws.explore.answer_log import RefusedError
 from ropaws.explore.browsing import Query
 from ropaws.explore.guard import Guard
 from ropaws.explore.images import FULL_SIDE, Encoded, encode
 from ropaws.explore.session import Session
+from ropaws.pool.content import UnreadableError
 
 WEB = Path(__file__).parent / "web"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HOST = "127.0.0.1"
 PORT, PORTS = 8765, 20  # the first port that is tried, and how many
 MOST_IDS = 1_000_000
+CONNECTION_SECONDS = 60.0  # in which a connection must get on; the page itself waits no longer
 LONGEST_TAB = 64
 
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -58,6 +61,7 @@ class ImagesBody(Body):
     text: Annotated[str, Field(max_length=1000)] = ""
     ids: Numbers | None = None
     cluster: Number | None = None
+    like: Number | None = None
     sort: str = ""
     descending: bool = False
     offset: Number = 0
@@ -68,20 +72,11 @@ class ImagesBody(Body):
             raise RefusedError(f"view must be one of {', '.join(browsing.VIEWS)}, got {self.view!r:.60}")
         if self.sort and self.sort not in browsing.SORTS:
             raise RefusedError(f"sort must be one of {', '.join(browsing.SORTS)}, got {self.sort!r:.60}")
-        return Query(
-            view=self.view,
-            predicted=self.class_,
-            label=self.label,
-            confidence=self.confidence or (0.0, 1.0),
-            in_domain=self.in_domain or (0.0, 1.0),
-            text=self.text,
-            ids=None if self.ids is None else tuple(self.ids),
-            cluster=self.cluster,
-            sort=self.sort,
-            descending=self.descending,
-            offset=self.offset,
-            limit=self.limit,
-        )
+        given = self.model_dump(exclude_none=True)
+        return Query(**{PARTS.get(name, name): value for name, value in given.items()})
+
+
+PARTS = {"class_": "predicted"}  # of a query that the page names otherwise
 
 
 class LabelBody(Body):
@@ -95,7 +90,7 @@ class IdsBody(Body):
 
 
 class ClassBody(Body):
-    action: Literal["add", "rename", "merge"]
+    action: Literal["add", "rename", "merge", "delete"]
     id: Number | None = None
     into: Number | None = None
     name: Annotated[str | None, Field(max_length=1000)] = None
@@ -272,6 +267,8 @@ def _add_answers(app: FastAPI, session: Session) -> None:
             raise RefusedError(f"{body.action} needs the number of a class")
         if body.action == "rename":
             session.rename_class(body.id, body.name, tab=tab)
+        elif body.action == "delete":
+            session.delete_class(body.id, tab=tab)
         else:
             assert body.into is not None
             session.merge_class(body.id, body.into, tab=tab)
@@ -335,13 +332,37 @@ def bind(port: int | None) -> socket.socket:
 def serve(session: Session, sock: socket.socket, token: str) -> None:
     """Answer requests until Ctrl-C."""
     app = build_app(session, port=sock.getsockname()[1], token=token)
-    # No access log: addresses hold the token. Open connections of a tab do not keep the server from ending.
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_graceful_shutdown=2,
+    build_server(app).run(sockets=[sock])
+
+
+def build_server(app: Guard) -> uvicorn.Server:
+    """Without an access log, as addresses hold the token; open connections do not keep it from ending."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=Watched,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_graceful_shutdown=2,
+        )
     )
-    uvicorn.Server(config).run(sockets=[sock])
+
+
+class Watched(AutoHTTPProtocol):  # type: ignore[valid-type,misc]
+    """A connection that ends if its request does not come, or its answer is not taken."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._look(None)
+
+    def _look(self, before: object) -> None:
+        """At the request that is answered: the same as at the last look, or none yet, is the end."""
+        if self.transport.is_closing():
+            return
+        now = self.cycle or "none"
+        if now is before:
+            self.transport.close()
+        else:
+            self.loop.call_later(CONNECTION_SECONDS, self._look, now)

@@ -1,10 +1,12 @@
 """A person at work on a pool: answers, the classifier of the last round, and what follows from both."""
 
 import hashlib
+import json
+import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ropaws.evaluation.accuracy_estimate import audit_half_width, draw_audit
-from ropaws.evaluation.answers import OUT_OF_CLASS, UNLABELED
+from ropaws.core.files import make_folder
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting, layout
 from ropaws.explore.answer_log import (
     MOST_CLASSES,
     MOST_ID,
     SKIPPED,
     AnswerLog,
+    Answers,
     Entry,
     RefusedError,
     checked_class_name,
@@ -30,11 +33,15 @@ from ropaws.explore.images import Thumbnails
 from ropaws.explore.jobs import Job, Jobs
 from ropaws.explore.label_table import LabelTable
 from ropaws.explore.pool import Pool
-from ropaws.runs.atomic import make_folder
+from ropaws.insight.accuracy_estimate import PoolAccuracy, audit_half_width, draw_audit
 
 LOG, TABLE, THUMBNAILS, MAP = "answers.jsonl", "labels.csv", "thumbnails", "map.npz"
+HALF_WRITTEN = re.compile(
+    r"\.(labels\.csv|predictions\.csv|map\.npz|images\.npz|train\.log)\.[0-9a-f]{16}\.tmp"
+)
 ANSWERS_PER_ROUND = 10  # after which the classifier is refitted by itself
 ENOUGH_LABELS = 4  # per class; fewer are pointed out
+FORGOTTEN = -32768  # in the place of an answer whose class was taken out of the classifier
 AUDIT = 30  # images of a random sample that is offered
 
 
@@ -58,30 +65,36 @@ class Session:
         if not read_only:
             make_folder(folder)
         self.log = AnswerLog(folder / LOG, read_only=read_only)
+        if not read_only:
+            _sweep(folder)
         named = "\0".join(pool.images.names).encode("utf-8", "surrogateescape")
         self.pool_id = hashlib.blake2b(named, digest_size=8).hexdigest()  # numbers of images mean the same
         self.number_of = {name: number for number, name in enumerate(pool.images.names)}
         self.thumbnails = Thumbnails(pool.images, None if read_only else folder / THUMBNAILS)
-        self.table = None if read_only else LabelTable(folder / TABLE, self._failed)
+        self.table = None if read_only else LabelTable(folder / TABLE, self._set_table_error)
         self.jobs = Jobs(self._failed)
         self.auto_refit = not read_only
         self.error: str | None = None
+        self.failures = 0  # the page says an error that comes again
+        self.table_error: str | None = None
         self.notice: str | None = " ".join(self.log.notices) or self._unreadable()
-        self.round = 0
+        self.round = 0  # of the classifier that is shown
+        self.made_from = ""  # digest of the labels that it was fitted to
+        self.model_version = 0
         self.duplicates = np.full(len(pool), -1, np.int32)
         self.plane, self.map_version = layout.quick_map(pool.points), 1
-        self._codes = np.full(len(pool), UNLABELED, np.int16)
+        self.codes = np.full(len(pool), UNLABELED, np.int16)  # class id, OUT_OF_CLASS, SKIPPED or UNLABELED
         self._check_same_images()
         self._take_over()
         self._renumber()
-        self.fitted = self._first_fit()
-        self._said, self._confidence = self.fitted.predicted, self.fitted.confidence
+        self.fitted, self._learned = self._first_fit()
+        self.predicted, self.confidence = self.fitted.predicted, self.fitted.confidence
         self.write_table()
 
     # What the person has said
 
     @property
-    def answers(self) -> Any:
+    def answers(self) -> Answers:
         return self.log.answers
 
     def _unreadable(self) -> str | None:
@@ -114,17 +127,26 @@ class Session:
 
     def _renumber(self) -> None:
         """The state of the log as numbers; images that are not shown any more keep their entries."""
+        self.codes = self._numbered(self.answers.labels)
+
+    def _numbered(self, labels: Mapping[str, int]) -> NDArray[np.int16]:
         codes = np.full(len(self.pool), UNLABELED, np.int16)
-        for name, label in self.answers.labels.items():
+        for name, label in labels.items():
             number = self.number_of.get(name)
             if number is not None:
                 codes[number] = label
-        self._codes = codes
+        return codes
 
     @property
-    def codes(self) -> NDArray[np.int16]:
-        """What is known of each image: class id, OUT_OF_CLASS, SKIPPED or UNLABELED.   ->  (n,)"""
-        return self._codes
+    def pending(self) -> int:
+        """Images whose answer is not the one that the classifier was fitted to; 0 unless it is stale."""
+        return int(np.count_nonzero(self.codes != self._learned))
+
+    def digest(self) -> str:
+        """Names the labels as they are: what a round was fitted to, and what was exported."""
+        found = hashlib.blake2b(json.dumps([self.pool_id, self.answers.classes]).encode(), digest_size=8)
+        found.update(self.codes.tobytes())
+        return found.hexdigest()
 
     def label(self, numbers: Sequence[int], label: int, *, why: str, tab: str) -> int:
         """Give images a label. Returns the revision.
@@ -141,7 +163,7 @@ class Session:
             names = self._named(numbers)
             chosen = list(dict.fromkeys(numbers))
             # A prediction counts only for images that the classifier has not learned from.
-            said = np.where(self.codes[chosen] == UNLABELED, self._said[chosen], UNLABELED).tolist()
+            said = np.where(self.codes[chosen] == UNLABELED, self.predicted[chosen], UNLABELED).tolist()
             self.log.append("label", tab, images=names, label=label, why=why, said=said)
             self._after_answer(numbers, label)
             return self.log.revision
@@ -181,15 +203,28 @@ class Session:
             self._renumber()
             self._merge_predictions(number, into)
             self.write_table()
+            self._refit_if_due(least=1)
+
+    def delete_class(self, number: int, *, tab: str) -> None:
+        """A class is no more, and its images have no answer. As label."""
+        with self.lock:
+            self._check_class(number)
+            self.log.append("delete", tab, id=number, name=self.answers.classes[number])
+            self._renumber()
+            self._drop_gone_classes()
+            self.write_table()
+            self._refit_if_due(least=1)
 
     def undo(self, tab: str) -> tuple[str, list[int]]:
         """Take back the last answer of a tab. Returns what it was, and its images."""
         with self.lock:
             entry = self.log.undo(tab)
             self._renumber()
+            self._drop_gone_classes()
             self.write_table()
-            if entry["do"] in ("merge", "class") and self.fitted.classes:
+            if entry["do"] in ("merge", "class", "delete") and self.fitted.classes and self.pending:
                 self.refit()  # the classifier knows classes as they were
+            self._refit_if_due()
             known = (self.number_of.get(name) for name in entry.get("images", ()))
             return self.describe(entry), [number for number in known if number is not None]
 
@@ -202,6 +237,8 @@ class Session:
             return f"class {entry['name']}" + (f" with {count}" if images else "")
         if entry["do"] == "merge":
             return f"merge into {classes.get(entry['into'], 'a class')}"
+        if entry["do"] == "delete":
+            return f"delete class {entry.get('name', entry['id'])}"
         if entry["do"] == "confirm":
             return f"confirm {count}"
         special = {UNLABELED: "clear", OUT_OF_CLASS: "out-of-class", SKIPPED: "skip"}
@@ -233,7 +270,7 @@ class Session:
             raise RefusedError(f"there is no class {number} any more; choose another")
 
     def _after_answer(self, numbers: Sequence[int], label: int) -> None:
-        self._codes[list(numbers)] = label
+        self.codes[list(numbers)] = label
         self.write_table()
         self._refit_if_due()
 
@@ -261,59 +298,90 @@ class Session:
         audited[torch.tensor([number for number in known if number is not None], dtype=torch.long)] = True
         return Answered(labels, present, audited, torch.from_numpy(codes == SKIPPED))
 
-    def _first_fit(self) -> Fitted:
-        """What a run has said of its classes; without a label, the first suggestions, which need no fit."""
+    def _first_fit(self) -> tuple[Fitted, NDArray[np.int16]]:
+        """What a run has said of its classes; without a label, the first suggestions, which need no fit.
+
+        Returns:
+            The fit, and the answers that it was made from.
+        """
         outputs, answered = self.pool.outputs, self.answered()
         named = {name: number for number, name in self.answers.classes.items()}
         if outputs is not None and all(name in named for name in self.pool.class_names):
             ids = tuple(named[name] for name in self.pool.class_names)
-            return Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold)
+            learned = self._numbered({name: named[label] for name, label in self.pool.labels.items()})
+            return Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold), learned
         if answered.classes:
-            return fitting.nothing_known(len(self.pool))
-        return fitting.cold_start(self.pool.points, answered)
+            return fitting.nothing_known(len(self.pool)), np.full_like(self.codes, UNLABELED)
+        return fitting.cold_start(self.pool.points, answered), self.codes.copy()
 
     def start_background(self) -> None:
         """The map, near duplicates, and a fit if there are labels already."""
         audit_half_width(AUDIT)  # loads what the first look at the page needs
         self.jobs.start(Job("map", "drawing the map", cancellable=False), self._draw)
         if self.answered().classes:
-            self.refit(new=False)
-
-    def refit(self, *, new: bool = True) -> bool:
-        """Fit to all answers in the background. False if that is under way already.
-
-        new: counts as a round; a fit to the answers of an earlier start does not
-        """
-        job = Job("refit", "refitting", fraction=0.0)
-        return self.jobs.start(job, lambda running: self._refit(running, new), then=self._refit_if_due)
-
-    def _refit_if_due(self) -> None:
-        if self.auto_refit and self.answers.answers_since >= ANSWERS_PER_ROUND:
             self.refit()
 
-    def _refit(self, job: Job, new: bool) -> None:
+    def refit(self) -> bool:
+        """Fit to all answers in the background. False if that is under way already."""
+        job = Job("refit", "refitting", fraction=0.0)
+        return self.jobs.start(job, self._refit, then=lambda: self._refit_if_due(least=1))
+
+    def _refit_if_due(self, least: int = ANSWERS_PER_ROUND) -> None:
+        """Refit if that many answers are not the ones that the classifier was fitted to.
+
+        Whatever was said, undone or merged while a refit was running is due when it ends.
+        """
         with self.lock:
-            answered, revision = self.answered(), self.log.revision
-            right, labels = list(self.answers.right_since), int((answered.labels >= 0).sum())
+            if self.auto_refit and self.pending >= least:
+                self.refit()
+
+    def _refit(self, job: Job) -> None:
+        with self.lock:
+            answered, learned, made_from = self.answered(), self.codes.copy(), self.digest()
+            revision, right = self.log.revision, list(self.answers.right_since)
         fitted = fitting.fit_round(self.pool.points, answered, job.report)
         with self.lock:
+            self._learned, self.made_from = learned, made_from
             self._publish(fitted)
             for entry in self.log.entries[revision:]:  # what happened meanwhile
                 if entry["do"] == "merge" and entry["id"] not in self.answers.classes:
                     self._merge_predictions(entry["id"], entry["into"])
-        fitted = replace(fitted, accuracy=fitting.estimate(self.pool.points, answered, fitted, job.report))
+            self._drop_gone_classes()
+            given = self.log.answers_before(revision)
+            self._begin_round(self._round_facts(fitted, answered, right, given), revision)
+        accuracy = fitting.estimate(self.pool.points, answered, fitted, job.report)
         with self.lock:
-            self.fitted = replace(self.fitted, accuracy=fitted.accuracy)
-            if new and not self.read_only:
-                # Answers that were given meanwhile count for the next round.
-                self.log.append("round", "", facts=self._round_facts(fitted, labels, right), upto=revision)
+            self.fitted = replace(self.fitted, accuracy=accuracy)
+            if not self.read_only and "accuracy" not in self.answers.rounds[-1]:
+                self.log.append("estimate", "", facts=_accuracy_facts(accuracy))
+
+    def _begin_round(self, facts: dict[str, Any], revision: int) -> None:
+        """Labels that the last round was fitted to, as after a restart, are no new round."""
+        rounds = self.answers.rounds
+        is_new = not rounds or rounds[-1].get("made_from") != self.made_from
+        self.round = len(rounds) + is_new
+        if is_new and not self.read_only:
+            # Answers that were given meanwhile count for the next round.
+            self.log.append("round", "", facts=facts, upto=revision)
 
     def _publish(self, fitted: Fitted) -> None:
         with self.lock:
             self.fitted = fitted
-            self._said, self._confidence = fitted.predicted, fitted.confidence
-            self.round += 1
+            self.predicted, self.confidence = fitted.predicted, fitted.confidence
+            self.model_version += 1
             self.error = None
+
+    def _drop_gone_classes(self) -> None:
+        """Until the next round, the probability of a class that is no more goes to the others."""
+        fitted, known = self.fitted, self.answers.classes
+        if all(number in known for number in fitted.classes):
+            return
+        kept = [place for place, number in enumerate(fitted.classes) if number in known]
+        probs = fitted.probs[:, kept]
+        probs = probs / np.maximum(probs.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        classes = tuple(fitted.classes[place] for place in kept)
+        self._learned[np.isin(self._learned, list(set(fitted.classes) - set(classes)))] = FORGOTTEN
+        self._publish(replace(fitted, classes=classes, probs=probs, suspects={}))
 
     def _merge_predictions(self, number: int, into: int) -> None:
         """Until the next round, the probability of a merged class belongs to the other."""
@@ -329,17 +397,17 @@ class Session:
             probs[:, kept] += probs[:, gone]
             classes = tuple(each for each in fitted.classes if each != number)
             fitted = replace(fitted, classes=classes, probs=np.delete(probs, gone, axis=1), suspects={})
+        self._learned[self._learned == number] = FORGOTTEN
         self._publish(fitted)
 
-    def _round_facts(self, fitted: Fitted, labels: int, right: Sequence[bool]) -> dict[str, Any]:
-        found = fitting.estimate_facts(fitted.accuracy) or {}
+    def _round_facts(
+        self, fitted: Fitted, answered: Answered, right: Sequence[bool], answers: int
+    ) -> dict[str, Any]:
         share = fitted.share
         return {
-            "labels": labels,
-            "accuracy": found.get("accuracy"),
-            "low": found.get("low"),
-            "high": found.get("high"),
-            "kind": found.get("kind"),
+            "made_from": self.made_from,
+            "answers": answers,
+            "labels": int((answered.labels >= 0).sum()),
             "in_class": None if share is None else share.estimate,
             "in_class_low": None if share is None else share.low,
             "in_class_high": None if share is None else share.high,
@@ -364,6 +432,10 @@ class Session:
     def _failed(self, line: str) -> None:
         with self.lock:
             self.error = line
+            self.failures += 1
+
+    def _set_table_error(self, line: str | None) -> None:
+        self.table_error = line
 
     def close(self) -> None:
         """End the jobs, and write what is not written yet."""
@@ -377,9 +449,7 @@ class Session:
     def state(self, tab: str) -> dict[str, Any]:
         """All small facts; see docs/explore.md."""
         with self.lock:
-            codes, said = self.codes, self._said
-            own = Counter(codes.tolist())
-            guessed = Counter(said.tolist())
+            own, guessed = Counter(self.codes.tolist()), Counter(self.predicted.tolist())
             job, entry = self.jobs.shown(), self.log.last_undoable(tab)
             classes = [
                 {"id": number, "name": name, "labels": own[number], "predicted": guessed[number]}
@@ -393,6 +463,7 @@ class Session:
                 "images": len(self.pool),
                 "revision": self.log.revision,
                 "round": self.round,
+                "model_version": self.model_version,
                 "map_version": self.map_version,
                 "classes": classes,
                 "counts": {
@@ -411,11 +482,12 @@ class Session:
                     "fraction": job.fraction,
                     "cancellable": job.cancellable,
                 },
-                "error": self.error,
+                "error": self.table_error or self.error,
+                "failures": self.failures,
                 "notice": self.notice,
                 "undo": entry and self.describe(entry),
                 "auto_refit": self.auto_refit,
-                "answers_since_refit": self.answers.answers_since,
+                "pending": self.pending,
                 "panel": self._panel(classes),
             }  # fmt: skip
 
@@ -441,12 +513,15 @@ class Session:
 
     def _panel(self, classes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         estimate = fitting.estimate_facts(self.fitted.accuracy)
-        audit, left = self.answers.audit, len(self.open_audit())
+        audit, left, right = self.answers.audit, len(self.open_audit()), self.answers.audit_right()
         expected = 0.5 if estimate is None or estimate["accuracy"] is None else estimate["accuracy"]
         waiting = set(self.suggested())
         likely = [s.in_class for s in self.fitted.suggestions if s.position in waiting]
         return {
-            "rounds": [{"round": n, **facts} for n, facts in enumerate(self.answers.rounds, start=1)],
+            "rounds": [
+                {"round": number, **_accuracy_facts(None), **facts}
+                for number, facts in enumerate(self.answers.rounds, start=1)
+            ],
             "few": [
                 {**{key: each[key] for key in ("id", "name", "labels")}, "wanted": ENOUGH_LABELS}
                 for each in classes
@@ -457,8 +532,10 @@ class Session:
                 "answered": len(audit) - left,
                 "of": len(audit),
                 "within": _points(audit_half_width(len(audit), expected)),
+                "right": sum(right),
+                "predicted": len(right),
             }
-            if audit and left
+            if audit
             else None,
             "audit_offer": {"images": AUDIT, "within": _points(audit_half_width(AUDIT, expected))},
             "expected_in_class": sum(likely) if self.fitted.classes and likely else None,
@@ -472,23 +549,28 @@ class Session:
             parts = (
                 self.plane[:, 0].astype("<f4"),
                 self.plane[:, 1].astype("<f4"),
-                self._said.astype("<i2"),
+                self.predicted.astype("<i2"),
                 self.codes.astype("<i2"),
-                (255 * self._confidence).round().astype(np.uint8),
+                (255 * self.confidence).round().astype(np.uint8),
                 (255 * self.fitted.in_class).round().astype(np.uint8),
                 suspected,
                 (self.duplicates >= 0).astype(np.uint8),
             )
-            version = f"{self.id}-{self.log.revision}-{self.round}-{self.map_version}"
+            version = f"{self.id}-{self.log.revision}-{self.model_version}-{self.map_version}"
             return b"".join(part.tobytes() for part in parts), version
 
-    @property
-    def predicted(self) -> NDArray[np.int16]:
-        return self._said
 
-    @property
-    def confidence(self) -> NDArray[np.float32]:
-        return self._confidence
+def _accuracy_facts(accuracy: PoolAccuracy | None) -> dict[str, Any]:
+    """What the log keeps of the estimate of a round."""
+    found = fitting.estimate_facts(accuracy) or {}
+    return {name: found.get(name) for name in ("accuracy", "low", "high", "kind")}
+
+
+def _sweep(folder: Path) -> None:
+    """Remove files that a killed server was writing. The log is ours, so nobody is writing them now."""
+    for path in folder.glob(".*.tmp"):
+        if HALF_WRITTEN.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _points(share: float) -> int:

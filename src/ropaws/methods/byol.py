@@ -22,11 +22,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.method import check_positive, check_share
-from ropaws.methods.two_views import TwoViewMethod, follow, simclr_view, slow_copy
-from ropaws.models import Encoder
+from ropaws.methods.simclr import TwoViewMethod, follow, simclr_view, slow_copy
+from ropaws.pool.augment import AugmentConfig, View
 
 SOLARIZE = 0.2  # of the second view
 
@@ -37,7 +37,7 @@ def distance(predicted: Tensor, target: Tensor) -> Tensor:
 
 
 def rising_momentum(step: int, steps: int, *, start: float) -> float:
-    """From start at the first step to 1 after the last, by half a cosine."""
+    """A momentum from start at the first step to 1 after the last, by half a cosine."""
     return 1 - (1 - start) * (math.cos(math.pi * step / steps) + 1) / 2
 
 

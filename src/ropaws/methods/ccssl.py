@@ -25,13 +25,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.distributed import all_gather, gather_constants, share
+from ropaws.core.distributed import all_gather, gather_constants, share
+from ropaws.core.records import Batch, Losses
 from ropaws.methods.classifier import FIXMATCH_OPTIM, Averaged, labeled_cross_entropy
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.pseudo_targets import hard_targets, masked_mean
+from ropaws.pool.augment import AugmentConfig, View
 
 PROJECTED = 64  # dimensions
 
@@ -117,7 +117,7 @@ class CCSSL(FixMatch):
         return Losses(total, parts, targets.mask)
 
     def contrast(self, views: list[Tensor], classes: Tensor, confidence: Tensor) -> Tensor:
-        """Of this process's rows with those of all.   views (u, d), classes (u,), confidence (u,)  ->  ()"""
+        """Contrast of this process's rows with all.   views (u, d), classes (u,), confidence (u,)  ->  ()"""
         everyone = [all_gather(view) for view in views]
         count = len(everyone[0])
         own = torch.arange(count, device=classes.device)[share(count)]

@@ -6,15 +6,15 @@ w is a weak view (flip, shifted crop). The network, its optimizer and the moving
 other classifiers of the family, so the difference to them is what the unlabeled images are worth. A run of
 it may be the teacher of `self-training`.
 
-Deviations: the labeled batch is balanced over classes; the average warms up (models/ema.py). No image is
-rejected in training: the confidence serves as the score of in-class images.
+Deviations: the labeled batch is balanced over classes; the average warms up (methods/classifier.py). No
+image is rejected in training: the confidence serves as the score of in-class images.
 """
 
 from dataclasses import dataclass
 
 from torch import nn
 
-from ropaws.batch import Batch, Losses
+from ropaws.core.records import Batch, Losses
 from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy
 
 

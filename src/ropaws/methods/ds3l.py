@@ -27,15 +27,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import WeakView
-from ropaws.distributed import all_sum, place
+from ropaws.core.distributed import all_sum, place
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy
+from ropaws.methods.lookahead_step import handed_over, logits_with, slopes_of, stepped, trained_weights
 from ropaws.methods.method import check_positive, check_weight
-from ropaws.methods.ramps import gaussian_ramp
-from ropaws.methods.trial_step import handed_over, logits_with, slopes_of, stepped, trained_weights
-from ropaws.models import Encoder
+from ropaws.methods.pseudo_targets import gaussian_ramp
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import WeakView
 
 
 def squared_distances(probs: Tensor, targets: Tensor) -> Tensor:

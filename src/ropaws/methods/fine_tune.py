@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses, Outputs
-from ropaws.data.augment import AugmentConfig, View
+from ropaws.classify.soft_nn import LabeledEmbeddings
+from ropaws.core.records import Batch, Losses, Outputs
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.method import Method
-from ropaws.methods.row_losses import row_mean
-from ropaws.methods.soft_nn import LabeledEmbeddings
-from ropaws.models import Encoder
+from ropaws.methods.pseudo_targets import row_mean
+from ropaws.pool.augment import AugmentConfig, View
 
 FIRST_LAYER = 3  # modules of the projection head: Linear, BN, ReLU
 

@@ -8,7 +8,7 @@ Defaults are the paper's: tau 0.95, lambda_u 1, SGD with Nesterov momentum at 0.
 with a moving average of 0.999. The paper has 64 labeled and 448 unlabeled images per step.
 
 Deviations: RandAugment is that of the widely used PyTorch code, with three operations of any strength; the
-labeled batch is balanced over classes; the average warms up (models/ema.py). CTAugment is not here.
+labeled batch is balanced over classes; the average warms up (methods/classifier.py). CTAugment is not here.
 FixMatch has no detector: its confidence serves as the score of in-class images.
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
+from ropaws.core.records import Batch, Losses
 from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy, weak_and_strong
 from ropaws.methods.method import check_share, check_weight
 from ropaws.methods.pseudo_targets import hard_targets, masked_mean
+from ropaws.pool.augment import AugmentConfig, View
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ L_op = mean_u 1[max q >= tau_q] H(q, psi(s(u))),  q_k = p_k o_k,  q_{c+1} = sum_
 
 phi is the classifier on the features. On a projection of them stand the one-vs-all detectors chi, which say
 o_k = P(in class k), and the open-set classifier psi over c + 1 classes. p and o are those of the weak view;
-both targets are soft, and nothing flows back through them. L_mb (one_vs_all.py) learns from labels alone.
+both targets are soft, and nothing flows back through them. L_mb (openmatch.py) learns from labels alone.
 Defaults are the paper's for CIFAR-10: tau_p 0.95, tau_q 0.5, all weights 1, no L_op in the first of 256
 epochs, no distribution alignment (128 on CIFAR-100, 32 on ImageNet-30), 64 labeled and 448 unlabeled images
 per step, SGD and average as in FixMatch.
@@ -23,16 +23,49 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses, Outputs
-from ropaws.methods.alignment import Alignment
+from ropaws.classify.soft_nn import LabeledEmbeddings
+from ropaws.core.distributed import gather_constants
+from ropaws.core.records import Batch, Losses, Outputs
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy, linear
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.one_vs_all import inside_probs, one_vs_all_head, one_vs_all_loss
-from ropaws.methods.pseudo_targets import masked_mean, soft_cross_entropy
-from ropaws.methods.row_losses import row_mean
-from ropaws.methods.soft_nn import LabeledEmbeddings
-from ropaws.models import Encoder
+from ropaws.methods.openmatch import inside_probs, one_vs_all_head, one_vs_all_loss
+from ropaws.methods.pseudo_targets import masked_mean, row_mean, soft_cross_entropy
+
+SMALL = 1e-6  # added to both distributions
+
+
+class Alignment(nn.Module):
+    """The mean predictions of the last batches; called with the predictions of the next one.
+
+    Args:
+        classes: Number of classes.
+        length: Number of batches that are remembered.
+    """
+
+    means: Tensor
+    batches: Tensor
+
+    def __init__(self, classes: int, length: int) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.zeros(length, classes))
+        self.register_buffer("batches", torch.tensor(0))  # that were seen so far
+
+    @torch.no_grad()
+    def forward(self, probs: Tensor) -> Tensor:
+        """Remember the mean over all processes, then align.   (u, c)  ->  (u, c), rows sum to 1"""
+        length = len(self.means)
+        self.means[int(self.batches) % length] = gather_constants(probs).mean(dim=0).to(self.means)
+        self.batches += 1
+        return aligned(probs, self.means.sum(dim=0) / min(int(self.batches), length))
+
+
+def aligned(probs: Tensor, mean: Tensor) -> Tensor:
+    """Predictions as if their mean were uniform.   probs (u, c), mean (c,)  ->  (u, c), rows sum to 1"""
+    weighted = probs * (1 / probs.shape[1] + SMALL) / (mean + SMALL)
+    return weighted / weighted.sum(dim=1, keepdim=True)
+
 
 PROJECTED = 128  # dimensions
 OUTLIER = 0.5  # probability of being one from which an image teaches no known class
@@ -107,7 +140,7 @@ class IOMatch(FixMatch):
 
     @torch.no_grad()
     def targets(self, model: "IOMatchModel", weak: Tensor) -> tuple[Tensor, Tensor]:
-        """Of phi and of psi, from features of weak views.   (u, d)  ->  (u, c), (u, c + 1)"""
+        """Targets of phi and of psi, from features of weak views.   (u, d)  ->  (u, c), (u, c + 1)"""
         heads = model.network.heads
         probs = model.network.logits(weak).softmax(dim=1)
         if model.alignment is not None:

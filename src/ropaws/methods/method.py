@@ -7,11 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses, Outputs, Share
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.loaders import PoolPass
-from ropaws.methods.propagation import Kernel
-from ropaws.methods.soft_nn import (
+from ropaws.classify.propagation import Kernel
+from ropaws.classify.soft_nn import (
     TYPICAL_PRIOR,
     LabeledEmbeddings,
     class_probabilities,
@@ -20,7 +17,10 @@ from ropaws.methods.soft_nn import (
     in_domain_scores,
     max_similarity,
 )
-from ropaws.models import Encoder
+from ropaws.core.records import Batch, Losses, Outputs, Share
+from ropaws.embedding.backbones import Encoder
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.training.loaders import PoolPass
 
 
 class Method(ABC):

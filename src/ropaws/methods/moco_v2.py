@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.distributed import gather_constants
+from ropaws.core.distributed import gather_constants
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.method import check_positive, check_share
-from ropaws.methods.two_views import TwoViewMethod, follow, slow_copy
-from ropaws.models import Encoder
+from ropaws.methods.simclr import TwoViewMethod, follow, slow_copy
 
 NO_IMAGE = -1  # that a random key of the first queue shows
 

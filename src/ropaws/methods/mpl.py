@@ -31,9 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses, Support
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.distributed import all_mean
+from ropaws.core.distributed import all_mean
+from ropaws.core.records import Batch, Losses, Support
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.classifier import (
     Averaged,
     ClassifierMethod,
@@ -41,11 +41,17 @@ from ropaws.methods.classifier import (
     labeled_cross_entropy,
     weak_and_strong,
 )
+from ropaws.methods.lookahead_step import (
+    Tensors,
+    handed_over,
+    logits_with,
+    slopes_of,
+    stepped,
+    trained_weights,
+)
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.pseudo_targets import masked_mean, sharpened, soft_cross_entropy
-from ropaws.methods.ramps import linear_ramp
-from ropaws.methods.trial_step import Tensors, handed_over, logits_with, slopes_of, stepped, trained_weights
-from ropaws.models import Encoder
+from ropaws.methods.pseudo_targets import linear_ramp, masked_mean, sharpened, soft_cross_entropy
+from ropaws.pool.augment import AugmentConfig, View
 
 
 def improvement(student: Network, moved: Tensors, labeled: Support) -> Tensor:

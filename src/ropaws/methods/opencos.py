@@ -26,6 +26,7 @@ are doubled; a backbone or a head without batch norm has nothing to double, and 
 network. The confidence serves as the score of in-class images.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,29 +34,130 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.loaders import PoolPass
-from ropaws.data.rand_augment import WeakView
-from ropaws.distributed import sum_constants
-from ropaws.methods.auxiliary_norms import AuxiliaryNorms
+from ropaws.core.distributed import sum_constants
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
+from ropaws.embedding.weight_files import PROJECTIONS
 from ropaws.methods.classifier import Averaged, ClassifierMethod, Network
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.prototype_split import (
-    NOT_CHOSEN,
-    fit_probe,
-    held_out_scores,
-    probe_probabilities,
-    prototypes,
-    score_threshold,
-    top_pseudo_labels,
-)
-from ropaws.methods.pseudo_targets import hard_targets, soft_cross_entropy
-from ropaws.methods.row_losses import row_mean
-from ropaws.methods.two_views import simclr_view
-from ropaws.models import Encoder
-from ropaws.models.weights import PROJECTIONS
+from ropaws.methods.pseudo_targets import hard_targets, row_mean, soft_cross_entropy
+from ropaws.methods.simclr import simclr_view
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import WeakView
+from ropaws.training.loaders import PoolPass
+
+
+class AuxiliaryNorms(nn.Module):
+    """Weights and statistics of all batch norms of the trained part, which start as copies of the network's.
+
+    The trained part is the backbone, or the projection head on a frozen one. Without any batch norm there, as
+    in a linear head or a transformer, the network is called as it is.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        part = "projection" if network.encoder.frozen else "backbone"
+        norms = {
+            f"encoder.{part}.{name}": copy.deepcopy(module)
+            for name, module in network.encoder.get_submodule(part).named_modules()
+            if isinstance(module, _BatchNorm)
+        }
+        # Names of modules have no dots. As modules they are synchronized between processes like the others.
+        self.norms = nn.ModuleDict({name.replace(".", "/"): norm for name, norm in norms.items()})
+
+    def forward(self, network: Network, images: Tensor) -> Tensor:
+        """Features by the network with these norms, whose statistics it updates.   ->  (n, d)"""
+        own = {
+            f"{name.replace('/', '.')}.{key}": value
+            for name, norm in self.norms.items()
+            for key, value in (*norm.named_parameters(), *norm.named_buffers())
+        }
+        features: Tensor = functional_call(network, own, (images,))
+        return features
+
+
+NOT_CHOSEN = -1  # pseudo-label of an image that has none
+LBFGS_STEPS, FLAT = 200, 1e-7  # most iterations, and slope of the loss at which they end
+
+
+def prototypes(embedded: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Mean of each class as a unit row; zeros without a label.   (l, d), (l,)  ->  (c, d)"""
+    one_hot = F.one_hot(labels, classes).to(embedded.dtype)
+    return F.normalize(one_hot.T @ embedded, dim=1)
+
+
+def held_out_scores(embedded: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Highest cosine of each labeled image to a prototype, were it not labeled itself.
+
+    An image that is alone in its class has the prototypes of the other classes left; without any, -inf.
+    embedded (l, d) unit rows, labels (l,)  ->  (l,)
+    """
+    one_hot = F.one_hot(labels, classes).to(embedded.dtype)
+    sums, counts = one_hot.T @ embedded, one_hot.sum(dim=0)
+    cosines = (embedded @ F.normalize(sums, dim=1).T).masked_fill(counts == 0, -torch.inf)
+    own = (embedded * F.normalize(sums[labels] - embedded, dim=1)).sum(dim=1)
+    own = own.masked_fill(counts[labels] == 1, -torch.inf)
+    return cosines.scatter(1, labels[:, None], own[:, None]).amax(dim=1)
+
+
+def score_threshold(scores: Tensor, deviations: float) -> float:
+    """mean - deviations * standard deviation of labeled images' scores; -1, the least cosine, without any."""
+    known = scores[scores.isfinite()]
+    if len(known) == 0:
+        return -1.0
+    return float(known.mean() - deviations * known.std(correction=0))
+
+
+@torch.enable_grad()  # type: ignore[no-untyped-call, untyped-decorator, unused-ignore]
+def fit_probe(features: Tensor, labels: Tensor, classes: int, *, penalty: float) -> Tensor:
+    """Logistic regression by L-BFGS on the CPU in float64; the last row is the bias, without penalty.
+
+    features (l, f), labels (l,)  ->  (f + 1, c)
+    """
+    rows, labels = _with_one(features.detach().cpu().double()), labels.cpu()
+    weights = rows.new_zeros(rows.shape[1], classes, requires_grad=True)
+    optimizer = torch.optim.LBFGS(
+        [weights],
+        max_iter=LBFGS_STEPS,
+        tolerance_grad=FLAT,
+        tolerance_change=FLAT**2,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.cross_entropy(rows @ weights, labels) + penalty / 2 * weights[:-1].square().sum()
+        value.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        return value
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call, unused-ignore]
+    return weights.detach()
+
+
+def probe_probabilities(features: Tensor, weights: Tensor) -> Tensor:
+    """(n, f), (f + 1, c)  ->  (n, c)"""
+    return (_with_one(features) @ weights.to(features)).softmax(dim=1)
+
+
+def top_pseudo_labels(probs: Tensor, eligible: Tensor, share: float) -> Tensor:
+    """The likeliest class of the most confident share of the eligible rows, else NOT_CHOSEN.
+
+    probs (n, c), eligible (n,) bool  ->  (n,)
+    """
+    confidence, classes = probs.max(dim=1)
+    count = int(share * int(eligible.sum()))
+    chosen = confidence.masked_fill(~eligible, -1.0).topk(count).indices
+    labels = torch.full_like(classes, NOT_CHOSEN)
+    labels[chosen] = classes[chosen]
+    return labels
+
+
+def _with_one(features: Tensor) -> Tensor:
+    return F.pad(features, (0, 1), value=1.0)
+
 
 SMALLEST_CROP = 0.08  # of the strong view, as in SimCLR
 PROBE_PENALTY = 1e-4
@@ -96,7 +198,7 @@ class OpenCoS(ClassifierMethod):
 
     def build(self, encoder: Encoder, *, classes: int, pool: int) -> nn.Module:
         network = Network(encoder, self.heads(encoder.trained_dims, classes))
-        return SplitPool(network, self.ema, classes=classes, pool=pool)
+        return SplitPoolModel(network, self.ema, classes=classes, pool=pool)
 
     def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         if not any(name.startswith(PROJECTIONS) for name in weights):
@@ -107,7 +209,7 @@ class OpenCoS(ClassifierMethod):
 
     def before_epoch(self, model: nn.Module, pool: PoolPass) -> None:
         """Before the first step, split the pool by what the pretrained network says of it."""
-        assert isinstance(model, SplitPool)
+        assert isinstance(model, SplitPoolModel)
         if pool.step > 0:
             return
         encoder, classes = model.encoder, model.soft.shape[1]
@@ -131,7 +233,7 @@ class OpenCoS(ClassifierMethod):
         model.soft.copy_((cosines / self.soft_temperature).softmax(dim=1))
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
-        assert isinstance(model, SplitPool)
+        assert isinstance(model, SplitPoolModel)
         inside = model.in_class[batch.pool_index]
         weak, strong = batch.views["weak"], batch.views["strong"]
         network = model.network
@@ -155,15 +257,15 @@ class OpenCoS(ClassifierMethod):
         selected[inside] = torch.maximum(targets.mask, top.to(targets.mask.dtype))
         return Losses(total, {name: value.detach() for name, value in parts.items()}, selected)
 
-    def outside_loss(self, model: "SplitPool", images: Tensor, targets: Tensor) -> Tensor:
-        """Of the out-of-class images, through their own batch norms; 0 where those have no statistics."""
+    def outside_loss(self, model: "SplitPoolModel", images: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the out-of-class images through their own batch norms; 0 where these have no statistics."""
         if int(sum_constants(torch.tensor(len(images), device=images.device))) < FEWEST_ROWS:
             return targets.sum() * 0.0
         logits = model.network.logits(model.auxiliary(model.network, images))
         return row_mean(soft_cross_entropy(targets, logits))
 
 
-class SplitPool(Averaged):
+class SplitPoolModel(Averaged):
     """A network with its average, batch norms for out-of-class images, and the split of the pool."""
 
     in_class: Tensor  # (pool,) bool

@@ -4,7 +4,7 @@ L = CE(w(x)) + L_ova(w(x)) + lambda_em L_em + lambda_oc L_oc + lambda_u L_fix
 L_em = mean_u (h(w1(u)) + h(w2(u))) / 2,  L_oc = mean_u |o(w1(u)) - o(w2(u))|^2
 L_fix = mean_{inliers} 1[max p(w1(u)) >= tau] H(argmax p(w1(u)), p(s(u)))
 
-o are one-vs-all detectors on the features (one_vs_all.py) and h is their entropy: they learn from labels, to
+o are one-vs-all detectors on the features and h is their entropy: they learn from labels, to
 be sure, and to say the same of two weak views. Before each pass through the pool the averaged network scores
 all of it: u is an inlier if o_k > 0.5 for its most likely class k. FixMatch begins with the first pass after
 a share of the run. Defaults are the paper's: lambda_em 0.1, lambda_oc 0.5 (CIFAR-100: 1), lambda_u 1, tau 0
@@ -22,29 +22,70 @@ that was let in. A run shorter than one pass through the pool after `fixmatch_st
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses, Outputs
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.loaders import PoolPass
-from ropaws.data.rand_augment import StrongView, WeakView
-from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy
+from ropaws.classify.soft_nn import LabeledEmbeddings
+from ropaws.core.records import Batch, Losses, Outputs
+from ropaws.embedding.backbones import Encoder
+from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy, linear
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.one_vs_all import (
-    decision_distance,
-    decision_entropy,
-    inside_probs,
-    one_vs_all_head,
-    one_vs_all_loss,
-)
-from ropaws.methods.pseudo_targets import hard_targets
-from ropaws.methods.row_losses import row_mean
-from ropaws.methods.soft_nn import LabeledEmbeddings
-from ropaws.models import Encoder
+from ropaws.methods.pseudo_targets import hard_targets, row_mean
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import StrongView, WeakView
+from ropaws.training.loaders import PoolPass
+
+
+class Decisions(NamedTuple):
+    """Log-probabilities of the two outcomes for each class."""
+
+    outside: Tensor  # (n, c)
+    inside: Tensor  # (n, c)
+
+
+def one_vs_all_head(dims: int, classes: int) -> nn.Linear:
+    """A linear layer without bias.   (n, dims)  ->  (n, 2 c)"""
+    return linear(dims, 2 * classes, bias=False)
+
+
+def decisions(scores: Tensor) -> Decisions:
+    """A softmax over the two outcomes of each class.   (n, 2 c)"""
+    outside, inside = scores.unflatten(1, (2, -1)).log_softmax(dim=1).unbind(dim=1)
+    return Decisions(outside, inside)
+
+
+def inside_probs(scores: Tensor) -> Tensor:
+    """o_k = P(in class k).   (n, 2 c)  ->  (n, c); rows do not sum to 1"""
+    return decisions(scores).inside.exp()
+
+
+def one_vs_all_loss(scores: Tensor, classes: Tensor) -> Tensor:
+    """The own class is taught, and of all others the one that is most wrongly sure.
+
+    -log o_y + max_{k != y} -log(1 - o_k)
+    scores (n, 2 c), classes (n,)  ->  (n,)
+    """
+    outside, inside = decisions(scores)
+    own = F.one_hot(classes, inside.shape[1]).bool()
+    hardest = (-outside).masked_fill(own, 0).amax(dim=1)  # 0 where there is one class alone
+    return hardest - inside.gather(1, classes[:, None]).squeeze(1)
+
+
+def decision_entropy(scores: Tensor) -> Tensor:
+    """Mean over the classes of the entropy of their two outcomes.   (n, 2 c)  ->  (n,)"""
+    outside, inside = decisions(scores)
+    return -(outside.exp() * outside + inside.exp() * inside).mean(dim=1)
+
+
+def decision_distance(scores: Tensor, other: Tensor) -> Tensor:
+    """Squared difference between two views, summed over classes and outcomes.   both (n, 2 c)  ->  (n,)"""
+    # The two outcomes of a class differ by the same amount.
+    return 2 * (inside_probs(scores) - inside_probs(other)).square().sum(dim=1)
+
 
 INLIER = 0.5  # probability above which the detector of the most likely class lets an image in
 

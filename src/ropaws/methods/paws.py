@@ -7,13 +7,19 @@ import torch
 from torch import nn
 
 from ropaws import equations as eq
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.methods.contrast import with_contrast
-from ropaws.methods.judged import JudgedMethod
+from ropaws.classify.propagation import Kernel
+from ropaws.classify.soft_nn import (
+    LabeledEmbeddings,
+    anchor_predictions,
+    batch_class_prior,
+    gather_support,
+    global_mean,
+)
+from ropaws.core.records import Batch, Losses
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.propagation import Kernel
-from ropaws.methods.soft_nn import LabeledEmbeddings, anchor_predictions, gather_support, global_mean
+from ropaws.methods.pool_calibration import JudgedMethod
+from ropaws.methods.simclr import with_contrast
+from ropaws.pool.augment import AugmentConfig, View
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +42,7 @@ class PAWS(JudgedMethod):
         check_positive(self, "temperature", "sharpen_temperature", "contrast_temperature")
         check_share(self, "label_smoothing")
         check_weight(self, "contrast_weight")
+        self.check_class_prior(pool=self.judge == "pool")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
         return augment.multi_crop()
@@ -52,7 +59,13 @@ class PAWS(JudgedMethod):
                 ]
             )
         mean = global_mean(anchors, None, self.sharpen_temperature)
-        losses = eq.paws_loss(anchors, targets, sharpen_temperature=self.sharpen_temperature, mean=mean)
+        losses = eq.paws_loss(
+            anchors,
+            targets,
+            sharpen_temperature=self.sharpen_temperature,
+            mean=mean,
+            class_prior=batch_class_prior(self.trained_class_prior(model), known.labeled),
+        )
         return with_contrast(
             losses, first.z, second.z, weight=self.contrast_weight, temperature=self.contrast_temperature
         )

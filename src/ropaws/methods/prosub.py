@@ -14,8 +14,9 @@ Defaults are the paper's for CIFAR-10: pi 0.5, tau 0.95, w_pl 1, w_sub 1, w_s 10
 50), 50,000 of 2^19 steps of pretraining, averages of 0.999, SGD at 0.03 as FixMatch.
 
 Deviations: the phase of pretraining is a share of the run; the averages of prototypes and Beta parameters
-warm up as that of the weights (models/ema.py); directions of prototypes that do not exist yet are left out
-instead of filled up by a QR decomposition, and the Beta parameters wait for the first ones; scores keep 1e-4
+warm up as that of the weights (methods/classifier.py); directions of prototypes that do not exist yet are
+left out instead of filled up by a QR decomposition, and the Beta parameters wait for the first ones; scores
+keep 1e-4
 away from 0 and 1. With as many classes as dimensions of the features, the subspace is everything and the
 score says nothing.
 """
@@ -27,23 +28,99 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses, Outputs
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.distributed import gather_constants, place, share
-from ropaws.methods.beta_mixture import BetaMixture
+from ropaws.classify.soft_nn import LabeledEmbeddings
+from ropaws.core.distributed import gather_constants, place, share
+from ropaws.core.records import Batch, Losses, Outputs
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.classifier import (
     Averaged,
     ClassifierMethod,
     Network,
     labeled_cross_entropy,
     linear,
+    warmed_decay,
     weak_and_strong,
 )
 from ropaws.methods.method import check_share, check_weight
 from ropaws.methods.pseudo_targets import hard_targets, masked_mean
-from ropaws.methods.soft_nn import LabeledEmbeddings
-from ropaws.models import Encoder
-from ropaws.models.ema import warmed_decay
+from ropaws.pool.augment import AugmentConfig, View
+
+EDGE = 1e-4  # scores stay so far from 0 and 1, where densities may be infinite
+LEAST_VARIANCE = 1e-6
+
+
+def beta_density(scores: Tensor, shape: Tensor) -> Tensor:
+    """x^(a - 1) (1 - x)^(b - 1) / B(a, b).   scores (n,), shape (2,) = a, b  ->  (n,)"""
+    a, b = shape
+    x = scores.clamp(EDGE, 1 - EDGE)
+    scale = torch.lgamma(a + b) - torch.lgamma(a) - torch.lgamma(b)
+    logarithm: Tensor = scale + (a - 1) * x.log() + (b - 1) * (-x).log1p()
+    return logarithm.exp()
+
+
+def beta_of_moments(scores: Tensor, weights: Tensor) -> Tensor:
+    """The Beta distribution with the weighted mean m and variance v of scores.   both (n,)  ->  (2,) = a, b
+
+    a = m (m (1 - m) / v - 1),  b = (1 - m) (m (1 - m) / v - 1); uniform where all weights are 0.
+    """
+    total = weights.sum()
+    if total <= 0:
+        return scores.new_ones(2)
+    x = scores.clamp(EDGE, 1 - EDGE)
+    mean = (weights * x).sum() / total
+    variance = ((weights * (x - mean).square()).sum() / total).clamp_min(LEAST_VARIANCE)
+    both = mean * (1 - mean) / variance - 1
+    return torch.stack([mean * both, (1 - mean) * both])
+
+
+def inside_probability(
+    scores: Tensor, inside: Tensor, outside: Tensor, *, prior: float, doubt: float = 1e-8
+) -> Tensor:
+    """pi f1 / (pi f1 + (1 - pi) f2 + doubt): with doubt it is small where neither density is large.
+
+    scores (n,), inside and outside (2,)  ->  (n,)
+    """
+    known, other = prior * beta_density(scores, inside), (1 - prior) * beta_density(scores, outside)
+    return known / (known + other + doubt)
+
+
+class BetaMixture(nn.Module):
+    """The two distributions, as buffers; they start as Beta(10, 2) and Beta(2, 10)."""
+
+    inside: Tensor
+    outside: Tensor
+
+    def __init__(self, prior: float) -> None:
+        super().__init__()
+        self.prior = prior
+        self.register_buffer("inside", torch.tensor([10.0, 2.0]))
+        self.register_buffer("outside", torch.tensor([2.0, 10.0]))
+
+    @torch.no_grad()
+    def forward(self, scores: Tensor, *, doubt: float = 1e-8) -> Tensor:
+        """Probability of belonging to a known class.   (n,)  ->  (n,)"""
+        found = inside_probability(
+            _wide(scores), _wide(self.inside), _wide(self.outside), prior=self.prior, doubt=doubt
+        )
+        return found.to(scores)
+
+    @torch.no_grad()
+    def update(self, labeled: Tensor, unlabeled: Tensor, decay: float) -> None:
+        """Move towards the moments of scores, weighted by what they belong to.   (s,), (u,) of all processes
+
+        decay: share of the present parameters that is kept
+        """
+        probs = self(unlabeled)
+        scores = torch.cat([labeled, unlabeled])
+        inside = beta_of_moments(_wide(scores), _wide(torch.cat([torch.ones_like(labeled), probs])))
+        outside = beta_of_moments(_wide(unlabeled), _wide(1 - probs))
+        self.inside.lerp_(inside.to(self.inside), 1 - decay)
+        self.outside.lerp_(outside.to(self.outside), 1 - decay)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.detach().cpu().double()
+
 
 DOUBT = 0.1  # keeps an image from being taken as known where neither density is large
 SMALLEST = 1e-5  # singular value that counts as a direction, against the largest

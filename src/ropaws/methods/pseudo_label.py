@@ -10,8 +10,8 @@ Defaults are those of the USB benchmark: tau 0.95, lambda 1, SGD with Nesterov m
 cos(7/16 pi t), a moving average of 0.999, as many unlabeled as labeled images per step.
 
 Deviations: Lee has no threshold (`--method.confidence 0`), a weight that grows up to 3, and denoising
-auto-encoders to start from; the labeled batch is balanced over classes; the average warms up (models/ema.py).
-There is no detector: the confidence serves as the score of in-class images.
+auto-encoders to start from; the labeled batch is balanced over classes; the average warms up
+(methods/classifier.py). There is no detector: the confidence serves as the score of in-class images.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,13 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import WeakView
+from ropaws.core.records import Batch, Losses
 from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy
+from ropaws.methods.lookahead_step import kept_norm_statistics
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.norm_statistics import kept_norm_statistics
-from ropaws.methods.pseudo_targets import hard_targets, masked_mean
-from ropaws.methods.ramps import linear_ramp
+from ropaws.methods.pseudo_targets import hard_targets, linear_ramp, masked_mean
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import WeakView
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,62 +4,64 @@ import dataclasses
 import importlib
 import os
 import sys
+from collections.abc import Iterator, Mapping
 
-from ropaws.methods.byol import BYOL
-from ropaws.methods.ccssl import CCSSL
-from ropaws.methods.cross_entropy import CrossEntropy
-from ropaws.methods.ds3l import DS3L
-from ropaws.methods.fine_tune import FineTune
-from ropaws.methods.fixmatch import FixMatch
-from ropaws.methods.iomatch import IOMatch
+from ropaws.core.labels import nearest
 from ropaws.methods.method import Method
-from ropaws.methods.moco_v2 import MoCoV2
-from ropaws.methods.mpl import MPL
-from ropaws.methods.opencos import OpenCoS
-from ropaws.methods.openmatch import OpenMatch
-from ropaws.methods.paws import PAWS
-from ropaws.methods.prosub import ProSub
-from ropaws.methods.pseudo_label import PseudoLabel
-from ropaws.methods.realmix import RealMix
-from ropaws.methods.ropaws import RoPAWS
-from ropaws.methods.self_training import SelfTraining
-from ropaws.methods.simclr import SimCLR
-from ropaws.methods.supervised import Supervised
-from ropaws.methods.swav import SwAV
-from ropaws.methods.uasd import UASD
-from ropaws.methods.uda import UDA
-from ropaws.naming import nearest
 
-METHODS: dict[str, type[Method]] = {
-    "byol": BYOL,
-    "ccssl": CCSSL,
-    "cross-entropy": CrossEntropy,
-    "ds3l": DS3L,
-    "fine-tune": FineTune,
-    "fixmatch": FixMatch,
-    "iomatch": IOMatch,
-    "moco-v2": MoCoV2,
-    "mpl": MPL,
-    "opencos": OpenCoS,
-    "openmatch": OpenMatch,
-    "paws": PAWS,
-    "prosub": ProSub,
-    "pseudo-label": PseudoLabel,
-    "realmix": RealMix,
-    "ropaws": RoPAWS,
-    "self-training": SelfTraining,
-    "simclr": SimCLR,
-    "supervised": Supervised,
-    "swav": SwAV,
-    "uasd": UASD,
-    "uda": UDA,
+# The class of each method, in the module of its name.
+CLASSES = {
+    "byol": "BYOL",
+    "ccssl": "CCSSL",
+    "cross-entropy": "CrossEntropy",
+    "ds3l": "DS3L",
+    "fine-tune": "FineTune",
+    "fixmatch": "FixMatch",
+    "iomatch": "IOMatch",
+    "moco-v2": "MoCoV2",
+    "mpl": "MPL",
+    "opencos": "OpenCoS",
+    "openmatch": "OpenMatch",
+    "paws": "PAWS",
+    "prosub": "ProSub",
+    "pseudo-label": "PseudoLabel",
+    "realmix": "RealMix",
+    "ropaws": "RoPAWS",
+    "self-training": "SelfTraining",
+    "simclr": "SimCLR",
+    "supervised": "Supervised",
+    "swav": "SwAV",
+    "uasd": "UASD",
+    "uda": "UDA",
 }
+
+
+class _Methods(Mapping[str, type[Method]]):
+    """The methods of this package by name. A method is imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> type[Method]:
+        kind: type[Method] = getattr(importlib.import_module(_module(name)), CLASSES[name])
+        return kind
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CLASSES)
+
+    def __len__(self) -> int:
+        return len(CLASSES)
+
+
+def _module(name: str) -> str:
+    return f"ropaws.methods.{name.replace('-', '_')}"
+
+
+METHODS = _Methods()
 
 
 def method_name(method: Method) -> str:
     """The name of a method in METHODS, or `package.module:Class`."""
     kind = type(method)
-    known = next((name for name, known in METHODS.items() if kind is known), None)
+    place = (kind.__module__, kind.__qualname__)
+    known = next((name for name, known in CLASSES.items() if place == (_module(name), known)), None)
     return known or f"{kind.__module__}:{kind.__qualname__}"
 
 
@@ -77,7 +79,7 @@ def make_method(name: str) -> Method:
 
 def method_class(name: str) -> type[Method]:
     """The class of a method by its name; see make_method. moco_v2 is moco-v2."""
-    if (known := name.replace("_", "-")) in METHODS:
+    if (known := name.replace("_", "-")) in CLASSES:
         return METHODS[known]
     module, _, attribute = name.partition(":")
     if not attribute:

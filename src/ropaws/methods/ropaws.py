@@ -3,50 +3,39 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ropaws import equations as eq
-from ropaws.batch import Batch, Losses, Share
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.loaders import PoolPass
-from ropaws.distributed import gather_constants, gather_together, share
-from ropaws.methods.contrast import with_contrast
-from ropaws.methods.judged import POOL_PRIOR, JudgedMethod, pool_prior
-from ropaws.methods.method import check_positive, check_share, check_weight, encoder_of
-from ropaws.methods.pool_prior import PoolPrior
-from ropaws.methods.propagation import Kernel
-from ropaws.methods.soft_nn import (
+from ropaws.classify.in_class_share import BORDER
+from ropaws.classify.objective import RoPAWSObjective
+from ropaws.classify.pool_prior import PoolPrior
+from ropaws.classify.propagation import Kernel
+from ropaws.classify.soft_nn import (
     GlobalSupport,
     LabeledEmbeddings,
-    anchor_predictions,
     auto_prior_temperature,
     fitted_prior_temperature,
     gather_support,
-    global_mean,
     nearest_gap,
+    update_running_gap,
 )
-from ropaws.models import Encoder
+from ropaws.core.records import Batch, Losses, Share
+from ropaws.embedding.backbones import Encoder
+from ropaws.methods.method import check_positive, check_share, check_weight
+from ropaws.methods.pool_calibration import POOL_PRIOR, JudgedMethod, fit_pool_prior, pool_prior
+from ropaws.methods.simclr import with_contrast
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.training.loaders import PoolPass
 
-GAP_MOMENTUM = 0.9
 GAP = "support_gap"  # running mean of the distance 1 - cos of a support to the nearest one of its class
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoPAWS(JudgedMethod):
+class RoPAWS(JudgedMethod, RoPAWSObjective):
     """RoPAWS: distrusts images far from every label. The boolean switches are the paper's ablations."""
 
-    temperature: float = 0.1
-    """Of the similarity kernel."""
-    sharpen_temperature: float = 0.25
-    """Of the targets; lower is sharper."""
-    label_smoothing: float = 0.1
-    """Share of a support's label that is spread over all classes."""
-    label_ratio: float = 5.0
-    """Weight r of the labeled batch as a whole against the unlabeled one."""
     prior: Literal["distance", "pool"] = "distance"
     """In-domain prior: by the distance to the nearest label as in the paper, or from the density of labels
     against that of the pool, on the features at the start (docs/prior.md)."""
@@ -54,11 +43,6 @@ class RoPAWS(JudgedMethod):
     """Of the prior by distance, or 'auto': from the distances among the supports themselves."""
     typical_prior: float = 0.7
     """With 'auto': the prior that a labeled image gets from the nearest one of its class."""
-    reweight_power: float = 1.0
-    """Power k of the in-domain posterior that weighs the loss."""
-    reweight_entropy: bool | None = None
-    """Weight me-max by the in-domain posterior too; not in the paper, see docs/method.md. None: with prior
-    'pool' only."""
     regression_share: float = 0.5
     """With prior 'pool' and a frozen backbone, or judge 'pool': share of logistic regression on the features
     in the class probabilities, a geometric mean with the soft nearest-neighbor classifier; 0 for none."""
@@ -67,18 +51,8 @@ class RoPAWS(JudgedMethod):
     the paper; for short training from scratch, see docs/method.md."""
     contrast_temperature: float = 0.2
     """Of the contrastive loss."""
-    self_vote: bool = False
-    """Let a sample vote for itself, as the paper's formula does and its released code does not."""
-    semi_supervised_density: bool = True
-    """Propagate labels among the unlabeled samples."""
     in_domain_prior: bool = True
     """Expect a sample far from every label to be out-of-class."""
-    reweighting: bool = True
-    """Give less weight to samples that look out-of-class."""
-    solver: Literal["exact", "iterative"] = "exact"
-    """Closed form, or iterated label propagation, which is faster for large batches."""
-    tolerance: float = 1e-4
-    """With 'iterative': stop when no probability changes by more; the last change is logged as residual."""
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
@@ -87,8 +61,8 @@ class RoPAWS(JudgedMethod):
         check_share(self, "label_smoothing", "typical_prior", "regression_share")
         if self.prior_temperature != "auto":
             check_positive(self, "prior_temperature")
-        if not 0 <= self.reweight_power < math.inf:
-            raise ValueError(f"method.reweight_power must be at least 0, got {self.reweight_power}")
+        self.check()
+        self.check_class_prior(pool="pool" in (self.prior, self.judge))
         if self.prior == self.judge == "pool":
             raise ValueError("method.judge 'pool' goes with prior 'distance': with prior 'pool', that judges")
 
@@ -104,95 +78,22 @@ class RoPAWS(JudgedMethod):
 
     def before_epoch(self, model: nn.Module, pool: PoolPass) -> None:
         """The pool's prior is fitted once, before anything has been learned from the labels."""
-        if self.prior == "pool" and not (prior := pool_prior(model)).fitted:
-            prior.fit(encoder_of(model), pool)
+        super().before_epoch(model, pool)
+        if self.prior == "pool" and not pool_prior(model).fitted:
+            fit_pool_prior(model, pool, self.class_prior)
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
         supports, first, second, *crops = model([batch.labeled.images, *batch.views.values()])
         known = gather_support(supports, batch.labeled, self.label_smoothing)
-        anchors = anchor_predictions([first, second, *crops], known.z, known.labels, self.temperature)
         with torch.no_grad():
             prior = self._batch_prior(model, batch, known)
-            targets = [self.posterior(view.h, known.h, known.labels, prior) for view in (first, second)]
-            posteriors = [posterior for posterior, _ in targets]
-        in_domain = torch.stack([posterior.in_domain for posterior in posteriors])
-        power = self.reweight_power if self.reweighting else 0.0
-        weights = eq.sample_weights(in_domain, power=power) if self._reweights_entropy else None
-        losses = eq.ropaws_loss(
-            anchors,
-            torch.stack([posterior.probs for posterior in posteriors]),
-            in_domain,
-            sharpen_temperature=self.sharpen_temperature,
-            reweight_power=power,
-            reweight_entropy=self._reweights_entropy,
-            mean=global_mean(anchors, weights, self.sharpen_temperature),
-        )
-        parts = dict(losses.parts)
+        losses = self.losses([first, second, *crops], known, prior, self.trained_class_prior(model))
         if isinstance(prior, float):
-            parts["prior_temperature"] = torch.tensor(prior)
-        if self.semi_supervised_density and self.solver == "iterative":
-            parts["residual"] = torch.stack([residual for _, residual in targets]).amax()
-        losses = Losses(losses.total, parts, eq.sample_weights(in_domain, power=power))
+            parts = {**losses.parts, "prior_temperature": torch.tensor(prior)}
+            losses = losses._replace(parts=parts)
         return with_contrast(
             losses, first.z, second.z, weight=self.contrast_weight, temperature=self.contrast_temperature
         )
-
-    def posterior(
-        self, queries: Tensor, support: Tensor, labels: Tensor, prior: float | Tensor | None
-    ) -> tuple[eq.Posterior, Tensor]:
-        """Targets of one view, and the residual of the solver: 0 for the closed form.
-
-        queries (u, d): of this process; those of all processes vote. support (s, d), labels (s, c)
-        prior: the temperature of Eq. (13), the prior of each query (u,), or None for none
-        """
-        solved = queries.new_zeros(())
-        inside = prior if isinstance(prior, Tensor) else None
-        if isinstance(prior, float):
-            inside = eq.in_domain_prior(queries, support, temperature=prior)
-        if not self.semi_supervised_density:
-            mass = eq.soft_nn(queries, support, labels, temperature=self.temperature)
-            mass = mass if inside is None else mass * inside[:, None]
-            return eq.complete_posterior(mass), solved
-        if self.solver == "iterative":
-            everyone = gather_constants(queries)
-            return self._iterate(everyone, share(len(everyone)), support, labels, inside)
-        everyone, *priors = gather_together(queries, *([] if inside is None else [inside]))
-        rows = share(len(everyone))
-        # In every process alike: sharing a solve would take longer than doing it.
-        whole = eq.ropaws_posterior(
-            everyone,
-            support,
-            labels,
-            temperature=self.temperature,
-            prior_temperature=None,
-            label_ratio=self.label_ratio,
-            self_vote=self.self_vote,
-            prior=priors[0] if priors else None,
-        )
-        return eq.Posterior(whole.probs[rows], whole.in_domain[rows]), solved
-
-    def _iterate(
-        self, queries: Tensor, rows: slice, support: Tensor, labels: Tensor, prior: Tensor | None
-    ) -> tuple[eq.Posterior, Tensor]:
-        """Each process has the votes of its own rows only, and learns the others' result every round."""
-        to_support, to_unlabeled = eq.neighbor_weights(
-            queries,
-            support,
-            temperature=self.temperature,
-            label_ratio=self.label_ratio,
-            self_vote=self.self_vote,
-            rows=rows,
-        )
-        if prior is not None:
-            to_support, to_unlabeled = prior[:, None] * to_support, prior[:, None] * to_unlabeled
-        mass, residual = eq.propagate_until(
-            to_support,
-            to_unlabeled,
-            labels,
-            tolerance=self.tolerance,
-            gather=partial(gather_constants, of=len(queries)),
-        )
-        return eq.complete_posterior(mass), residual
 
     def in_class_share(self, model: nn.Module) -> Share | None:
         """Estimated share of the pool that belongs to the classes; None with neither prior nor judge."""
@@ -200,8 +101,13 @@ class RoPAWS(JudgedMethod):
             return super().in_class_share(model)
         return prior.estimated_share() if (prior := pool_prior(model)).fitted else None
 
+    def trained_class_prior(self, model: nn.Module) -> Tensor | None:
+        """With prior 'pool', that of the start."""
+        return pool_prior(model).class_prior if self.prior == "pool" else super().trained_class_prior(model)
+
     @property
-    def _reweights_entropy(self) -> bool:
+    def weighs_entropy(self) -> bool:
+        """With prior 'pool' by default."""
         return self.prior == "pool" if self.reweight_entropy is None else self.reweight_entropy
 
     def _judge(self, encoder: Encoder) -> PoolPrior | None:
@@ -216,7 +122,7 @@ class RoPAWS(JudgedMethod):
 
     def threshold(self, support: LabeledEmbeddings) -> float:
         """Where the prior is a probability, more likely out-of-class than in-class."""
-        return 0.5 if self.prior == "pool" else super().threshold(support)
+        return BORDER if self.prior == "pool" else super().threshold(support)
 
     def kernel(self, support: LabeledEmbeddings) -> Kernel:
         """As in training; a prior that is 'auto' fits the labeled images."""
@@ -246,10 +152,3 @@ class RoPAWS(JudgedMethod):
         gap = model.get_buffer(GAP)
         update_running_gap(gap, nearest_gap(known.h, known.labeled))
         return auto_prior_temperature(float(gap), self.typical_prior)
-
-
-def update_running_gap(average: Tensor, gap: Tensor) -> None:
-    """Exponential moving average, in place; the first value counts in full, a missing one not at all."""
-    gap = gap.to(average.dtype)
-    smoothed = torch.where(average.isfinite(), torch.lerp(gap, average, GAP_MOMENTUM), gap)
-    average.copy_(torch.where(gap.isfinite(), smoothed, average))

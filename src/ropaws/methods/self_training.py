@@ -20,6 +20,7 @@ backbone always is the teacher's, and the student learns a projection head and a
 There is no detector: the confidence serves as the score of in-class images.
 """
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,14 +28,72 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import WeakView
-from ropaws.methods.classifier import ClassifierMethod, Network, labeled_cross_entropy
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
+from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy
 from ropaws.methods.method import check_positive
-from ropaws.methods.row_losses import kl_divergence, row_mean
-from ropaws.methods.teacher import TEACHERS, Taught
-from ropaws.models import Encoder
+from ropaws.methods.pseudo_targets import kl_divergence, row_mean
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import WeakView
+
+AVERAGE = "average.module."  # before the names of the network that predicts, in the weights of a run
+TEACHERS = "a run with a linear classifier, such as one of cross-entropy, pseudo-label or fixmatch"
+
+
+class Teacher(nn.Module):
+    """A network with the shape of another. It has no gradient and stays in evaluation mode.
+
+    Its weights are part of the model: checkpoints have them, and a resumed run needs no other file.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = Network(
+            copy.deepcopy(network.encoder), {"classes": copy.deepcopy(network.heads["classes"])}
+        )
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> "Teacher":
+        """Stays in evaluation mode."""
+        super().train(False)
+        return self
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the closed-set classifier.   (n, channels, size, size) or (n, d)  ->  (n, c)"""
+        return self.network.logits(self.network(images))
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the averaged network of a run; what its classes do not depend on is left out."""
+        wanted = {n: v for n, v in self.network.state_dict().items() if n.startswith(self._needed())}
+        found = {name: weights[AVERAGE + name] for name in wanted if AVERAGE + name in weights}
+        if not any(name.startswith("heads.") for name in found):
+            raise ValueError(f"model.init: the weights have no classifier that could teach; name {TEACHERS}")
+        misfits = [f"no {name}" for name in wanted if name not in found]
+        misfits += [
+            f"{name} (has {tuple(found[name].shape)}, needs {tuple(value.shape)})"
+            for name, value in wanted.items()
+            if name in found and found[name].shape != value.shape
+        ]
+        if misfits:
+            raise ValueError(
+                f"model.init: the teacher does not fit this run: {misfits[0]}; teacher and student need the"
+                " same classes and the same --model settings"
+            )
+        self.network.load_state_dict(found, strict=False)
+
+    def _needed(self) -> tuple[str, ...]:
+        heads = ("encoder.projection.",) if self.network.encoder.frozen else ()
+        return ("encoder.backbone.", "heads.classes.", *heads)
+
+
+class StudentModel(Averaged):
+    """A network that is trained, its moving average, and the teacher of both."""
+
+    def __init__(self, network: Network, decay: float) -> None:
+        super().__init__(network, decay)
+        self.teacher = Teacher(network)
 
 
 def distillation(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
@@ -67,16 +126,16 @@ class SelfTraining(ClassifierMethod):
         return {"weak": WeakView(size=augment.size)}
 
     def build(self, encoder: Encoder, *, classes: int, pool: int) -> nn.Module:
-        return Taught(Network(encoder, self.heads(encoder.trained_dims, classes)), self.ema)
+        return StudentModel(Network(encoder, self.heads(encoder.trained_dims, classes)), self.ema)
 
     def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        assert isinstance(model, Taught)
+        assert isinstance(model, StudentModel)
         model.teacher.load(weights)
         if self.warm_start:
             model.encoder.load_state_dict(model.teacher.network.encoder.state_dict())
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
-        assert isinstance(model, Taught)
+        assert isinstance(model, StudentModel)
         network = model.network
         images = torch.cat([batch.labeled.images, batch.views["weak"]])
         student = network.logits(network(images))

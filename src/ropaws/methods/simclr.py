@@ -10,19 +10,100 @@ Deviations: the head has three layers as in SimCLR v2, of the width of `--model.
 batch norm between them only; no warm-up, which the paper has for 10 epochs (`--optim.warmup`); the rate does
 not grow with the batch. Predictions are those of soft nearest neighbors on z. There is no detector:
 similarity to the labeled images scores in-class images. On data that are features the head is trained.
+
+MoCo-v2, BYOL, SwAV and others share its two views, its loss, and a slow copy of a network. They train the
+encoder: backbone and projection head, or the projection head alone on data that are features. Another run
+takes it over by `--init RUN/model.safetensors`, or `ropaws finetune RUN`.
 """
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.distributed import all_gather
-from ropaws.methods.contrast import nt_xent
-from ropaws.methods.method import check_positive
-from ropaws.methods.two_views import TwoViewMethod
+from ropaws.core.distributed import all_gather
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
+from ropaws.methods.method import Method, check_positive
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import WeakView
+
+
+def nt_xent(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
+    """Normalized cross-entropy of finding the other view of an image.   both (n, d) unit rows  ->  ()"""
+    views = torch.cat([first, second])
+    itself = torch.eye(len(views), dtype=torch.bool, device=views.device)
+    similarities = (views @ views.T / temperature).masked_fill(itself, -torch.inf)
+    partner = torch.arange(len(views), device=views.device).roll(len(first))
+    return F.cross_entropy(similarities, partner)
+
+
+def with_contrast(
+    losses: Losses, first: Tensor, second: Tensor, *, weight: float, temperature: float
+) -> Losses:
+    """The same losses with the contrast of the two views beside them; as they were with weight 0.
+
+    first, second (u, d): unit rows of this process; those of all processes repel
+    """
+    if weight == 0:
+        return losses
+    contrast = nt_xent(all_gather(first), all_gather(second), temperature=temperature)
+    parts = {**losses.parts, "contrast": contrast.detach()}
+    return losses._replace(total=losses.total + weight * contrast, parts=parts)
+
+
+GRAYSCALE = 0.2  # of views without color, in all of these papers
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoViewMethod(Method):
+    """Pretraining with two views of each image; predicts with soft nearest neighbors."""
+
+    smallest_crop: float = 0.08
+    """Least share of the image's area that a view shows."""
+
+    uses_labels: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.smallest_crop <= 1:
+            raise ValueError(f"method.smallest_crop must be above 0 and at most 1, got {self.smallest_crop}")
+
+    def views(self, augment: AugmentConfig) -> Mapping[str, View]:
+        view = simclr_view(augment, self.smallest_crop)
+        return {"first": view, "second": view}
+
+    def labeled_view(self, augment: AugmentConfig) -> View:
+        """The cheapest one: labeled images are seen as a part of the pool."""
+        return WeakView(size=augment.size)
+
+
+def simclr_view(augment: AugmentConfig, smallest_crop: float) -> AugmentConfig:
+    """SimCLR's view: crop, flip, jitter, grayscale. All but crop and grayscale is as the settings say."""
+    scale = (smallest_crop, 1.0)
+    return replace(augment, scale=scale, grayscale=GRAYSCALE, solarize=0.0, equalize=0.0)
+
+
+def slow_copy(encoder: Encoder) -> Encoder:
+    """A copy that is not trained and follows the encoder by `follow`.
+
+    Unlike models.ema.EMA it has the momentum of the papers from the first step on, and in training its batch
+    norm has the statistics of the batch.
+    """
+    return copy.deepcopy(encoder).requires_grad_(False)
+
+
+@torch.no_grad()
+def follow(slow: nn.Module, network: nn.Module, momentum: float) -> None:
+    """Weights of the copy <- momentum times its own + (1 - momentum) times the network's; no statistics."""
+    pairs = list(zip(slow.parameters(), network.parameters(), strict=True))
+    trained = [pair for pair in pairs if pair[1].requires_grad]  # a frozen backbone is the same in both
+    copies: list[Tensor] = [copied for copied, _ in trained]
+    weights: list[Tensor] = [weight for _, weight in trained]
+    torch._foreach_lerp_(copies, weights, 1 - momentum)
 
 
 @dataclass(frozen=True, kw_only=True)

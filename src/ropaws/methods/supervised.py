@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from ropaws import equations as eq
-from ropaws.batch import Batch, Losses
-from ropaws.methods.judged import JudgedMethod
+from ropaws.classify.propagation import Kernel
+from ropaws.classify.soft_nn import LabeledEmbeddings, gather_support, may_vote
+from ropaws.core.records import Batch, Losses
 from ropaws.methods.method import check_positive, check_share
-from ropaws.methods.propagation import Kernel
-from ropaws.methods.soft_nn import LabeledEmbeddings, gather_support, may_vote
+from ropaws.methods.pool_calibration import JudgedMethod
 
 
 @dataclass(frozen=True, kw_only=True)

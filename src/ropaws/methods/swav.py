@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.rand_augment import WeakView
-from ropaws.distributed import gather_constants, place, share
+from ropaws.core.distributed import gather_constants, place, share
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.method import Method, check_positive
 from ropaws.methods.pseudo_targets import soft_cross_entropy
-from ropaws.methods.two_views import GRAYSCALE
-from ropaws.models import Encoder
+from ropaws.methods.simclr import GRAYSCALE
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import WeakView
 
 LARGE_VIEWS = 2  # that have codes
 MOST_FROZEN = 0.1  # share of the run in which prototypes are not trained
@@ -91,10 +91,10 @@ class SwAV(Method):
         return WeakView(size=augment.size)
 
     def build(self, encoder: Encoder, *, classes: int, pool: int) -> nn.Module:
-        return WithPrototypes(encoder, self.prototypes, pool)
+        return PrototypeModel(encoder, self.prototypes, pool)
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
-        assert isinstance(model, WithPrototypes)
+        assert isinstance(model, PrototypeModel)
         prototypes = model.prototypes if self.trains_prototypes(model, batch) else model.prototypes.detach()
         scores = [view.h @ prototypes.T for view in model.encoder(list(batch.views.values()))]
         codes = [self.codes(view) for view in scores[:LARGE_VIEWS]]
@@ -102,22 +102,22 @@ class SwAV(Method):
         return Losses(loss, {"swap": loss.detach()})
 
     def codes(self, scores: Tensor) -> Tensor:
-        """Of this process's rows, spread together with those of the others.   (u, k)  ->  (u, k)"""
+        """Codes of this process's rows, spread together with those of the others.   (u, k)  ->  (u, k)"""
         whole = gather_constants(scores)
         codes = sinkhorn_codes(whole, epsilon=self.epsilon, rounds=self.sinkhorn_rounds)
         return codes[share(len(whole))]
 
-    def trains_prototypes(self, model: "WithPrototypes", batch: Batch) -> bool:
+    def trains_prototypes(self, model: "PrototypeModel", batch: Batch) -> bool:
         """After the first epoch, or a tenth of the run."""
         epoch = model.pool // (len(batch.pool_index) * place().size)
         return batch.step >= min(epoch, MOST_FROZEN * batch.steps)
 
     def after_step(self, model: nn.Module, batch: Batch) -> None:
-        assert isinstance(model, WithPrototypes)
+        assert isinstance(model, PrototypeModel)
         model.prototypes.copy_(F.normalize(model.prototypes, dim=1))
 
 
-class WithPrototypes(nn.Module):
+class PrototypeModel(nn.Module):
     """The encoder, and unit prototypes of its embeddings (k, d)."""
 
     def __init__(self, encoder: Encoder, count: int, pool: int) -> None:

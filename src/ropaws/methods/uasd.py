@@ -23,23 +23,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.augment import AugmentConfig, View
-from ropaws.data.loaders import PoolPass
-from ropaws.data.rand_augment import WeakView
-from ropaws.distributed import gather_constants
+from ropaws.core.distributed import gather_constants
+from ropaws.core.records import Batch, Losses
+from ropaws.embedding.backbones import Encoder
 from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.pseudo_targets import soft_cross_entropy
-from ropaws.methods.ramps import gaussian_ramp
-from ropaws.methods.row_losses import kept_mean
-from ropaws.models import Encoder
+from ropaws.methods.pseudo_targets import gaussian_ramp, kept_mean, soft_cross_entropy
+from ropaws.pool.augment import AugmentConfig, View
+from ropaws.pool.rand_augment import WeakView
+from ropaws.training.loaders import PoolPass
 
 FIRST_THRESHOLD = 0.9  # before any labeled image was seen
 
 
 def mean_predictions(sums: Tensor) -> Tensor:
-    """Of summed predictions, each of which sums to 1; zeros where there is none.   (n, c)  ->  (n, c)"""
+    """Means of summed predictions, which sum to 1 each; zeros where there is none.   (n, c)  ->  (n, c)"""
     return sums / sums.sum(dim=1, keepdim=True).clamp_min(1)
 
 
@@ -49,7 +47,7 @@ def known_confidence(sums: Tensor) -> Tensor:
     return mean_predictions(seen).amax(dim=1).mean() if len(seen) else sums.new_tensor(FIRST_THRESHOLD)
 
 
-class Remembering(Averaged):
+class MemoryModel(Averaged):
     """A network, its moving average, and the sum of all that the network has said of each training image."""
 
     sums: Tensor
@@ -96,16 +94,16 @@ class UASD(ClassifierMethod):
 
     def build(self, encoder: Encoder, *, classes: int, pool: int) -> nn.Module:
         network = Network(encoder, self.heads(encoder.trained_dims, classes))
-        return Remembering(network, self.ema, classes=classes, pool=pool)
+        return MemoryModel(network, self.ema, classes=classes, pool=pool)
 
     def before_epoch(self, model: nn.Module, pool: PoolPass) -> None:
         """Which training images are labeled; the batch numbers them among themselves."""
-        assert isinstance(model, Remembering)
+        assert isinstance(model, MemoryModel)
         labeled = pool.data.labeled_indices
         model.labeled_rows[: len(labeled)] = labeled.to(model.labeled_rows.device)
 
     def step(self, model: nn.Module, batch: Batch) -> Losses:
-        assert isinstance(model, Remembering)
+        assert isinstance(model, MemoryModel)
         network, count = model.network, len(batch.labeled.classes)
         logits = network.logits(network(torch.cat([batch.labeled.images, batch.views["weak"]])))
         known = labeled_cross_entropy(logits[:count], batch.labeled.classes)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ropaws.config import RunConfig
-from ropaws.naming import nearest
+from ropaws.core.labels import nearest
 from ropaws.recipes.paper import PAPER, demo, scratch
 from ropaws.recipes.protocols import PROTOCOL_RECIPES
+from ropaws.run.config import RunConfig
 
 __all__ = ["RECIPES", "demo", "get", "scratch", "with_seed"]
 

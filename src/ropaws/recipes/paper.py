@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ropaws.config import RunConfig, TrainConfig
-from ropaws.data.augment import AugmentConfig
-from ropaws.data.samplers import SupportConfig
-from ropaws.data.sources import DataConfig
+from ropaws.core.randomness import SupportConfig
+from ropaws.embedding.backbones import ModelConfig
 from ropaws.methods import RoPAWS
-from ropaws.models import ModelConfig
+from ropaws.pool.augment import AugmentConfig
+from ropaws.pool.sources import DataConfig
+from ropaws.run.config import RunConfig, TrainConfig
 from ropaws.training.optim import OptimConfig
 
 

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from ropaws.report.charts import class_color, line_chart
-from ropaws.report.page import esc, page, plain, table, write_page
+from ropaws.report.page import fill, plain, write_page
 
 COLUMNS = {
     "accuracy": "accuracy",
@@ -26,40 +28,39 @@ MORE_COLUMNS = {
 LEVEL = 5e-4  # difference in accuracy below which methods are level
 SHOWN = 8  # lines of a chart at most
 CONTROL = re.compile(r"(.*?)-?(\d+)x")  # data that differ in the number of out-of-class images alone
-EXPLANATION = """<p class="dim">Percent on unseen test images, mean and standard deviation over draws of
-labels. Accuracy counts in-class images; C+1 accuracy is the mean over the known classes and out-of-class
-images as one more class; AUROC and FPR95 say how well each method's own score tells in-class from
-out-of-class images, of the kinds in the pool and of kinds that were never in it (unseen); ECE is the
-calibration error in-class; selected is the share of the unlabeled batch that is learned from in the last
-tenth of training, purity the share of that which is in-class. Images are views that the network was shown in
-training. The difference is accuracy minus that of {reference} on the same draws, in points, with its 95 %
-interval.</p>"""
+FAILURE = ("method", "data", "labels", "seed", "reason", "file")  # what is told of one
 
 
 def write_bench_page(path: Path, content: Mapping[str, Any]) -> None:
     """One self-contained page of results.json."""
-    reference, colors = content["reference"], _colors(content)
-    body = [
-        "<h1>Methods on equal terms</h1>",
-        f'<p class="verdict">{esc(_verdict(content))}</p>',
-        f"<p>{esc(content['fairness'])} {esc(_budget(content))}</p>",
-        EXPLANATION.format(reference=esc(reference)),
-    ]
-    for setting in content["tables"]:
-        failed = [f for f in content["failures"] if (f["data"], f["labels"]) == _key(setting)]
-        body += [
-            f"<h2>{esc(setting['data'])}, {esc(setting['labels'])} labels per class</h2>",
-            f"<p>{esc(_data(content['data'].get(setting['data'], {})))}</p>",
-            setting_table(setting, reference, failed),
-            _charts(setting, reference, colors),
-            f"<details><summary>More figures</summary>{more_table(setting)}</details>",
-        ]
-    body += [_control(content, colors), _published(content), _given(content), _failures(content)]
-    write_page(path, page("Benchmark - ropaws", "\n".join(body)))
+    colors = _colors(content)
+    text = fill(
+        "bench.html",
+        content=content,
+        verdict=_verdict(content),
+        settings=[_setting(content, setting, colors) for setting in content["tables"]],
+        shown=SHOWN,
+        controls=_controls(content, colors),
+        published=_published(content.get("protocol")),
+        given=_given(content),
+        failures=[[failure[key] for key in FAILURE] for failure in content["failures"]],
+    )
+    write_page(path, text)
 
 
-def _key(setting: Mapping[str, Any]) -> tuple[str, int]:
-    return setting["data"], setting["labels"]
+def _setting(
+    content: Mapping[str, Any], setting: Mapping[str, Any], colors: Mapping[str, str]
+) -> dict[str, Any]:
+    """One kind of data with one number of labels, as the template shows it."""
+    data, labels, reference = setting["data"], setting["labels"], content["reference"]
+    failed = [f for f in content["failures"] if (f["data"], f["labels"]) == (data, labels)]
+    return {
+        "data": data,
+        "labels": labels,
+        "table": setting_table(setting, reference, failed),
+        "charts": _charts(setting, reference, colors),
+        "more": more_table(setting),
+    }
 
 
 def _colors(content: Mapping[str, Any]) -> dict[str, str]:
@@ -84,35 +85,18 @@ def _verdict(content: Mapping[str, Any]) -> str:
     return f"First in accuracy, or level with the first, in {len(content['tables'])} settings: {listed}."
 
 
-def _budget(content: Mapping[str, Any]) -> str:
-    budget = content["budget"]
-    if content["equal"] == "time":
-        return f"Here: {budget['seconds']:g} seconds of training each. Network: {content['network']}."
-    return (
-        f"Here: as many images as {content['reference']} sees in {budget['steps']:,} steps."
-        f" Network: {content['network']}."
-    )
-
-
-def _data(facts: Mapping[str, Any]) -> str:
-    if not facts:
-        return ""
-    return (
-        f"{facts['classes']} classes; pool of {facts['in_class']:,} in-class and {facts['out_of_class']:,}"
-        f" out-of-class images; tests: {facts['tests']:,} in-class, {facts['out_tests']:,} out-of-class,"
-        f" {facts['unseen_tests']:,} of unseen kinds."
-    )
-
-
 def ordered_rows(setting: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Best accuracy first."""
     return sorted(setting["rows"], key=lambda row: -row["figures"]["accuracy"]["mean"])
 
 
 def setting_table(
-    setting: Mapping[str, Any], reference: str, failed: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """The main figures, best accuracy first; a method that failed is a row with its reason."""
+    setting: Mapping[str, Any], reference: str, failed: Sequence[Mapping[str, Any]]
+) -> tuple[list[str], list[list[str]], int | None]:
+    """Head, rows and the row of the reference: the main figures, best accuracy first.
+
+    A method that failed is a row with its reason.
+    """
     rows = ordered_rows(setting)
     keys = [key for key in COLUMNS if any(key in row["figures"] for row in rows)]
     compared = any("difference" in row for row in rows)
@@ -131,17 +115,17 @@ def setting_table(
         ]
         for row in rows
     ]
-    reasons = {(f["method"], f["reason"]): f for f in failed}
+    reasons = dict.fromkeys((f["method"], f["reason"]) for f in failed)
     cells += [[method, f"failed: {reason}", *["-"] * (len(head) - 2)] for method, reason in reasons]
-    return f'<div class="figures">{table(head, cells, own=own)}</div>'
+    return head, cells, own
 
 
-def more_table(setting: Mapping[str, Any]) -> str:
-    """Further figures of the same rows."""
+def more_table(setting: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows: further figures of the same methods."""
     rows = ordered_rows(setting)
     keys = [key for key in MORE_COLUMNS if any(key in row["figures"] for row in rows)]
     cells = [[row["method"], *(shown(row["figures"].get(key)) for key in keys)] for row in rows]
-    return table(["method", *(MORE_COLUMNS[key] for key in keys)], cells)
+    return ["method", *(MORE_COLUMNS[key] for key in keys)], cells
 
 
 def images_shown(row: Mapping[str, Any]) -> str:
@@ -168,7 +152,7 @@ def difference(row: Mapping[str, Any]) -> str:
     )
 
 
-def _charts(setting: Mapping[str, Any], reference: str, colors: Mapping[str, str]) -> str:
+def _charts(setting: Mapping[str, Any], reference: str, colors: Mapping[str, str]) -> list[Markup]:
     """Accuracy against images seen, selected share and purity over training, of the best methods."""
     curves = {
         row["method"]: [(x / 1000, 100 * y) for x, y in row["curve"]]
@@ -187,10 +171,7 @@ def _charts(setting: Mapping[str, Any], reference: str, colors: Mapping[str, str
             charts.append(
                 line_chart(series, x_label="percent of training", y_label=label, y=(0, 100), colors=colors)
             )
-    if not charts:
-        return ""
-    note = f'<p class="dim">Charts show the {SHOWN} most accurate methods that have a curve.</p>'
-    return f'<div class="columns">{"".join(f"<figure>{chart}</figure>" for chart in charts)}</div>{note}'
+    return charts
 
 
 def _best(setting: Mapping[str, Any], what: str, reference: str) -> list[Mapping[str, Any]]:
@@ -200,38 +181,38 @@ def _best(setting: Mapping[str, Any], what: str, reference: str) -> list[Mapping
     return having[:SHOWN] if not own or own[0] in having[:SHOWN] else [*having[: SHOWN - 1], *own]
 
 
-def _control(content: Mapping[str, Any], colors: Mapping[str, str]) -> str:
+def _controls(content: Mapping[str, Any], colors: Mapping[str, str]) -> list[dict[str, Any]]:
     """Accuracy against the number of out-of-class images, where the in-class part stays the same."""
-    parts = []
     groups: dict[tuple[str, int], list[tuple[float, Mapping[str, Any]]]] = {}
     for setting in content["tables"]:
         facts = content["data"].get(setting["data"], {})
         if (match := CONTROL.fullmatch(setting["data"])) and facts.get("in_class"):
             times = facts["out_of_class"] / facts["in_class"]
             groups.setdefault((match[1], setting["labels"]), []).append((times, setting))
-    for (name, labels), found in groups.items():
-        places = sorted({times for times, _ in found})
-        if len(places) < 2:
-            continue
-        series: dict[str, list[tuple[float, float]]] = {}
-        for times, setting in sorted(found, key=lambda item: item[0]):
-            for row in setting["rows"]:
-                point = (times, 100 * row["figures"]["accuracy"]["mean"])
-                series.setdefault(row["method"], []).append(point)
-        names = sorted(series, key=lambda name: -series[name][-1][1])
-        rows = [[name, *_control_cells(dict(series[name]), places)] for name in names]
-        chart = line_chart(
-            {name: series[name] for name in names[:SHOWN]},
-            x_label="out-of-class images per in-class image",
-            y_label="accuracy",
-            colors=colors,
-        )
-        head = ["method", *(f"{times:g}x" for times in places), "change"]
-        parts.append(
-            f"<h2>More out-of-class images: {esc(name)}, {esc(labels)} labels per class</h2>"
-            f"<p>The in-class part of the pool stays the same.</p><figure>{chart}</figure>{table(head, rows)}"
-        )
-    return "".join(parts)
+    return [
+        {"name": name, "labels": labels, **_control(found, colors)}
+        for (name, labels), found in groups.items()
+        if len({times for times, _ in found}) > 1
+    ]
+
+
+def _control(found: Sequence[tuple[float, Mapping[str, Any]]], colors: Mapping[str, str]) -> dict[str, Any]:
+    """A chart and a table of settings, each with its number of out-of-class images per in-class image."""
+    places = sorted({times for times, _ in found})
+    series: dict[str, list[tuple[float, float]]] = {}
+    for times, setting in sorted(found, key=lambda item: item[0]):
+        for row in setting["rows"]:
+            series.setdefault(row["method"], []).append((times, 100 * row["figures"]["accuracy"]["mean"]))
+    names = sorted(series, key=lambda name: -series[name][-1][1])
+    chart = line_chart(
+        {name: series[name] for name in names[:SHOWN]},
+        x_label="out-of-class images per in-class image",
+        y_label="accuracy",
+        colors=colors,
+    )
+    head = ["method", *(f"{times:g}x" for times in places), "change"]
+    rows = [[name, *_control_cells(dict(series[name]), places)] for name in names]
+    return {"chart": chart, "head": head, "rows": rows}
 
 
 def _control_cells(points: Mapping[float, float], places: Sequence[float]) -> list[str]:
@@ -240,44 +221,29 @@ def _control_cells(points: Mapping[float, float], places: Sequence[float]) -> li
     return [*cells, f"{points[places[-1]] - points[places[0]]:+.1f}" if whole else "-"]
 
 
-def _failures(content: Mapping[str, Any]) -> str:
-    if not content["failures"]:
-        return ""
-    head = ["method", "data", "labels", "seed", "reason", "more in"]
-    keys = ("method", "data", "labels", "seed", "reason", "file")
-    rows = [[failure[key] for key in keys] for failure in content["failures"]]
-    return f'<div class="missing"><h2>Failed</h2>{table(head, rows)}</div>'
-
-
-def _published(content: Mapping[str, Any]) -> str:
-    protocol = content.get("protocol")
-    if not protocol or not protocol["published"]:
-        return ""
-    rows = [
+def _published(protocol: Mapping[str, Any] | None) -> list[list[object]]:
+    return [
         [method, labels, value]
-        for labels, figures in protocol["published"].items()
+        for labels, figures in (protocol or {"published": {}})["published"].items()
         for method, value in figures.items()
     ]
-    return (
-        f"<h2>Published accuracy, {esc(protocol['name'])}</h2>{table(['method', 'labels', 'percent'], rows)}"
-    )
 
 
-def _given(content: Mapping[str, Any]) -> str:
+def _given(content: Mapping[str, Any]) -> list[list[str]]:
     """What each method was given."""
-    rows = []
-    seen = set()
+    first: dict[str, Mapping[str, Any]] = {}
     for setting in content["tables"]:
         for row in setting["rows"]:
-            if row["method"] in seen:
-                continue
-            seen.add(row["method"])
-            for phase in row["given"]:
-                optim = phase["optim"]
-                rate = f"{optim['name']}, rate {optim['peak']:g}" if optim else ""
-                views = ", ".join(f"{role} {kind}" for role, kind in phase["views"].items())
-                settings = plain(phase["method"])
-                length = f"{phase['steps']:,} x {phase.get('batch', 0)}"
-                rows.append([row["method"], phase["phase"], length, rate, views, settings])
-    head = ["method", "phase", "steps x batch", "optimizer", "views", "settings"]
-    return f"<h2>What each method was given</h2>{table(head, rows)}"
+            first.setdefault(row["method"], row)
+    return [[method, *_phase_cells(phase)] for method, row in first.items() for phase in row["given"]]
+
+
+def _phase_cells(phase: Mapping[str, Any]) -> list[str]:
+    optim = phase["optim"]
+    return [
+        phase["phase"],
+        f"{phase['steps']:,} x {phase.get('batch', 0)}",
+        f"{optim['name']}, rate {optim['peak']:g}" if optim else "",
+        ", ".join(f"{role} {kind}" for role, kind in phase["views"].items()),
+        plain(phase["method"]),
+    ]

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from markupsafe import Markup
+
 from ropaws.report.charts import error_chart
-from ropaws.report.page import esc, table
+from ropaws.report.page import section
 from ropaws.report.run_files import MissingError, RunFiles, figure
 
 NAMES = {"logistic": "logistic regression", "soft_nn": "soft nearest neighbors"}
@@ -61,38 +63,20 @@ def sentence(found: Doubling) -> str:
     )
 
 
-def learning_curve(files: RunFiles) -> str:
-    found = files.found("learning_curve")
-    curves = {title: found[name] for name, title in TITLES.items() if name in found}
-    if not curves:
-        least = found["least"]
-        return (
-            f"<p>That cannot be said yet: a learning curve needs at least {int(least)} labels per class, so"
-            " that some can be held out.</p>"
-        )
+def learning_curve(files: RunFiles) -> Markup:
+    found, features = files.found("learning_curve"), files.evaluation.get("features")
+    panels = [_panel(title, found[name]) for name, title in TITLES.items() if name in found]
     doubling = last_doubling(files.evaluation)
-    words = f"<p><b>{esc(sentence(doubling))}</b></p>" if doubling else ""
-    parts = "".join(_panel(title, curve) for title, curve in curves.items())
-    return f"{words}{_explanation(files)}<div class=columns>{parts}</div>"
-
-
-def _explanation(files: RunFiles) -> str:
-    """What was measured, and what the figures may be trusted for."""
-    text = (
-        "Plain classifiers on the features that the head of this run gets, each trained on a few labels per"
-        " class and tested on other images, for several random choices of the labels. Bars show the standard"
-        " error. This run itself was not trained again with fewer labels."
+    return section(
+        "learning_curve",
+        least=None if panels else int(found["least"]),
+        sentence=sentence(doubling) if doubling else "",
+        trained=isinstance(features, dict) and features.get("frozen") is False,
+        panels=panels,
     )
-    features = files.evaluation.get("features")
-    if isinstance(features, dict) and features.get("frozen") is False:
-        text += (
-            " Its backbone has seen all labels in training, so with few labels the curve is too high, and it"
-            " rises too little."
-        )
-    return f'<p class="dim">{esc(text)}</p>'
 
 
-def _panel(title: str, curve: dict[str, Any]) -> str:
+def _panel(title: str, curve: dict[str, Any]) -> dict[str, Any]:
     sizes = [int(size) for size in curve["labels_per_class"]]
     series = {
         NAMES[name]: [
@@ -104,13 +88,14 @@ def _panel(title: str, curve: dict[str, Any]) -> str:
     }
     if not series:
         raise MissingError("evaluation.json names no classifier in its learning curve")
-    chart = error_chart(series, x_label="labels per class", y_label="accuracy, %")
-    rows = [
-        [f"{size:,}", *(f"{points[i][1]:.1f} ± {points[i][2]:.1f}" for points in series.values())]
-        for i, size in enumerate(sizes)
-    ]
-    about = f"{int(curve['images']):,} images, {int(curve['draws'])} choices of labels"
-    return (
-        f"<div><h3>{esc(title)}</h3><figure>{chart}</figure>{table(['labels per class', *series], rows)}"
-        f'<p class="dim">{esc(about)}</p></div>'
-    )
+    return {
+        "title": title,
+        "chart": error_chart(series, x_label="labels per class", y_label="accuracy, %"),
+        "head": ["labels per class", *series],
+        "rows": [
+            [f"{size:,}", *(f"{points[i][1]:.1f} ± {points[i][2]:.1f}" for points in series.values())]
+            for i, size in enumerate(sizes)
+        ],
+        "images": int(curve["images"]),
+        "draws": int(curve["draws"]),
+    }

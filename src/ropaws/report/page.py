@@ -1,60 +1,52 @@
-"""The frame of every page: one self-contained file, light and dark, for screens, phones and paper."""
+"""What all pages share: one self-contained file each, light and dark, for screens, phones and paper.
 
-import html
-import importlib.resources
-from collections.abc import Iterable, Sequence
+Markup and prose are in templates/. Every value is escaped there, so that a class called <script> shows as
+text, and a value that nobody has given is an error.
+"""
+
+import functools
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ropaws.runs.atomic import write_text
+from markupsafe import Markup
+
+from ropaws.core.files import write_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Results by method: {"paws": {"accuracy": [one a seed], ...}, ...}, in fractions and seconds.
+Results = Mapping[str, Mapping[str, Sequence[float]]]
+
+COLUMNS = {
+    "accuracy": "accuracy",
+    "confidence_in": "conf. in",
+    "confidence_out": "conf. out",
+    "auroc": "AUROC",
+    "ece": "ECE",
+    "seconds": "seconds",
+}
 
 
-def esc(text: object) -> str:
-    """Text of any origin as HTML: a class called <script> shows as text."""
-    return html.escape(str(text))
+def mean_and_deviation(values: Sequence[float], *, scale: float) -> str:
+    """'61.2±3.4'; with a single seed only the value, as one value has no deviation."""
+    mean = f"{scale * statistics.mean(values):.1f}"
+    return mean if len(values) < 2 else f"{mean}±{scale * statistics.stdev(values):.1f}"
+
+
+def comparison_rows(results: Results, columns: Iterable[str] = tuple(COLUMNS)) -> list[list[str]]:
+    """One row per method: its name, then the columns in percent (seconds as they are)."""
+    columns = list(columns)
+    return [
+        [method, *(mean_and_deviation(values[key], scale=1 if key == "seconds" else 100) for key in columns)]
+        for method, values in results.items()
+    ]
 
 
 def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
-
-
-def _file(name: str) -> str:
-    return (importlib.resources.files("ropaws.report") / name).read_text(encoding="utf-8")
-
-
-def page(title: str, body: str, *, script: bool = False) -> str:
-    """script: the page has a map with images to hover over."""
-    code = f"<script>{_file('map.js')}</script>" if script else ""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<link rel="icon" href="data:,">'  # else a browser asks the network for one
-        f"<title>{esc(title)}</title><style>{_file('style.css')}</style></head>\n"
-        f"<body>\n{body}\n{code}</body></html>\n"
-    )
-
-
-def write_page(path: Path, text: str) -> None:
-    """Whole or not at all. File names need not be UTF-8; a page is."""
-    write_text(path, text, errors="replace")
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, own: int | None = None) -> str:
-    """A table of text; the row numbered own is the run's own."""
-    cells = "".join(f"<th>{esc(name)}</th>" for name in head)
-    body = "".join(
-        f"<tr{' class=own' if number == own else ''}>{''.join(f'<td>{esc(cell)}</td>' for cell in row)}</tr>"
-        for number, row in enumerate(rows)
-    )
-    return f'<div class="wide"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def facts(pairs: Iterable[tuple[str, object]]) -> str:
-    """Names and values, one below the other."""
-    return (
-        "<dl>"
-        + "".join(f"<dt>{esc(name)}</dt><dd>{esc(plain(value))}</dd>" for name, value in pairs)
-        + "</dl>"
-    )
 
 
 def plain(value: object) -> str:
@@ -62,3 +54,39 @@ def plain(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {plain(item)}" for name, item in value.items())
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+@functools.cache
+def _templates() -> "Environment":
+    from jinja2 import (
+        Environment,
+        PackageLoader,
+        StrictUndefined,
+    )  # loaded by commands that write a page only
+
+    found = Environment(
+        loader=PackageLoader("ropaws.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {"number": format, "percent": percent, "plain": plain}
+    return found
+
+
+def fill(template: str, **values: Any) -> str:
+    """A whole page."""
+    return _templates().get_template(template).render(values)
+
+
+def section(name: str, **values: Any) -> Markup:
+    """A macro of templates/sections.html."""
+    filled: Markup = getattr(_templates().get_template("sections.html").module, name)(**values)
+    return filled
+
+
+def write_page(path: Path, text: str) -> None:
+    """Whole or not at all. File names need not be UTF-8; a page is."""
+    write_text(path, text, errors="replace")

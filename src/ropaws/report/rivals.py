@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ropaws.report.page import esc, percent, table
+from markupsafe import Markup
+
+from ropaws.core.run_layout import FINETUNE_RESULTS, LINEAR_RESULTS
+from ropaws.report.page import percent, section
 from ropaws.report.run_files import MissingError, RunFiles, figure
-from ropaws.runs.layout import FINETUNE_RESULTS, LINEAR_RESULTS
 
 ON_FEATURES = {
     "logistic": "logistic regression on the same features",
@@ -16,6 +18,7 @@ ON_EMBEDDING = {
     "logistic": "logistic regression on its embedding",
     "sskde": "SSKDE on its embedding",
 }
+OWN = "this run"
 SUPERVISED = "supervised baseline: the same network and steps, labeled images alone"
 CLEAR = 2.0  # standard errors from which on a difference is taken for one
 
@@ -27,6 +30,12 @@ class Row(NamedTuple):
     accuracy: float | None
     auroc: float | None = None
     error: float | None = None  # standard error of the accuracy
+    low: float | None = None  # exact 90 % interval of the accuracy
+    high: float | None = None
+
+    @property
+    def interval(self) -> str:
+        return "" if self.low is None or self.high is None else f"{100 * self.low:.0f} to {self.high:.0%}"
 
 
 class OnFeatures(NamedTuple):
@@ -60,7 +69,7 @@ def on_features(evaluation: Mapping[str, Any]) -> OnFeatures | None:
 
 def _row(name: str, found: object) -> Row:
     values = found if isinstance(found, dict) else {}
-    return Row(name, *(figure(values.get(key)) for key in ("accuracy", "auroc", "error")))
+    return Row(name, *(figure(values.get(key)) for key in ("accuracy", "auroc", "error", "low", "high")))
 
 
 def on_tests(evaluation: Mapping[str, Any]) -> list[Row]:
@@ -81,7 +90,7 @@ def on_labels(evaluation: Mapping[str, Any]) -> list[Row]:
     features = _object(evaluation.get("features"))
     if features.get("on") != "labels":
         return []
-    names = {"own": "this run", **ON_FEATURES}
+    names = {"own": OWN, **ON_FEATURES}
     return [
         row
         for row in (_row(words, features.get(name)) for name, words in names.items())
@@ -118,56 +127,68 @@ def _on_tests_sentence(found: OnFeatures) -> str:
 
 def _on_labels_sentence(found: OnFeatures) -> str:
     own, theirs = (
-        f"{row.accuracy:.0%} (standard error {100 * (row.error or 0):.0f})"
+        f"{row.accuracy:.0%}" + (f" ({row.interval})" if row.interval else "")
         for row in (found.own, found.logistic)
     )
     told = (
-        f"Of {found.images:,} labeled images that were held out in turn, this run classifies {own} correctly,"
-        f" logistic regression on the same features {theirs}."
+        f"Of {found.images:,} labeled images that were held out in turn, a fit like this run that has not"
+        f" seen them classifies {own} correctly, logistic regression on the same features {theirs}."
     )
     if found.is_clear and found.gain < 0:
-        return f"{told} So logistic regression does better, although training has seen these labels."
-    if not found.is_clear:
-        told += " With so few images that is no clear difference."
-    whose = "the figure of this run is" if found.frozen else "both figures are"
-    return f"{told} Training has seen these labels, so {whose} likely too high."
+        return f"{told} So logistic regression does better."
+    return told if found.is_clear else f"{told} With so few images that is no clear difference."
 
 
-def comparison(files: RunFiles) -> str:
+def comparison(files: RunFiles) -> Markup:
     """This run against plain classifiers, and against the supervised baseline."""
     evaluation = files.evaluation
     found = on_features(evaluation)
-    words = f"<p>{esc(sentence(found))}</p>" if found else ""
-    rows = on_tests(evaluation)
-    if rows:
-        return words + _table_on_tests(files, rows) + _what_features(evaluation) + _hint(files)
-    rows = on_labels(evaluation)
-    if not rows:
-        raise MissingError(
-            "there is nothing to compare on: the data has no test images, and no class has two labels, or"
-            f" `ropaws evaluate {files.run}` has not been run with this version"
-        )
-    shown = [
-        [row.name, f"{percent(row.accuracy)} ± {percent(row.error)}", _gain(row, rows[0])] for row in rows
-    ]
-    head = ["classifier", "accuracy on held-out labels, % ± standard error", "against this run"]
-    return words + table(head, shown, own=0) + _what_features(evaluation)
-
-
-def _what_features(evaluation: Mapping[str, Any]) -> str:
-    dims = figure(_object(evaluation.get("features")).get("dims"))
-    if not dims:
-        return ""
-    return (
-        f'<p class="dim">Features are what the head of this run gets from its backbone: {dims:,.0f} numbers'
-        " for each image. The embedding is what the head makes of them.</p>"
+    tested = on_tests(evaluation)
+    head, rows = _table_on_tests(files, tested) if tested else _table_on_labels(files)
+    return section(
+        "comparison",
+        words=sentence(found) if found else "",
+        head=head,
+        rows=rows,
+        dims=figure(_object(evaluation.get("features")).get("dims")),
+        untrained=None if not tested or files.supervised is not None or files.is_supervised else files.run,
     )
 
 
-def _table_on_tests(files: RunFiles, rows: list[Row]) -> str:
+Table = tuple[list[str], list[list[str]]]  # head and rows
+
+
+def _table_on_labels(files: RunFiles) -> Table:
+    rows = on_labels(files.evaluation)
+    if not rows:
+        raise MissingError(
+            "there is nothing to compare on: the data has no test images, and no class has two labels, the"
+            f" whole network was trained on all labels, or `ropaws evaluate {files.run}` has not been run"
+            " with this version"
+        )
+    head = ["classifier", "accuracy on held-out labels, % (90 % interval)"]
+    if rows[0].name != OWN:  # it cannot be fitted anew without some labels
+        return head, [[row.name, f"{percent(row.accuracy)} ({row.interval})"] for row in rows]
+    return [*head, "against this run"], [
+        [row.name, f"{percent(row.accuracy)} ({row.interval})", _gain(row, rows[0])] for row in rows
+    ]
+
+
+def _table_on_tests(files: RunFiles, rows: list[Row]) -> Table:
     fixed = [row for row in files.evaluation.get("propagation", []) if row["iterations"] is None]
     more = [Row("this run, with label propagation among the test images", row["accuracy"]) for row in fixed]
-    rows = [rows[0], *more, *rows[1:]]
+    rows = [rows[0], *more, *rows[1:], *_further_runs(files)]
+    has_auroc = any(row.auroc is not None for row in rows)
+    head = ["classifier", "accuracy, %", "against this run", *(["AUROC, %"] if has_auroc else [])]
+    return head, [
+        [row.name, percent(row.accuracy), _gain(row, rows[0]), *([percent(row.auroc)] if has_auroc else [])]
+        for row in rows
+    ]
+
+
+def _further_runs(files: RunFiles) -> list[Row]:
+    """What was trained from this run, and the supervised baseline."""
+    rows = []
     for name, words in (
         (FINETUNE_RESULTS, "this run, fine-tuned"),
         (LINEAR_RESULTS, "linear probe on its features"),
@@ -179,23 +200,8 @@ def _table_on_tests(files: RunFiles, rows: list[Row]) -> str:
             continue
     if files.supervised and "accuracy" in files.supervised:
         rows.append(Row(SUPERVISED, files.supervised["accuracy"], files.supervised.get("auroc")))
-    has_auroc = any(row.auroc is not None for row in rows)
-    shown = [
-        [row.name, percent(row.accuracy), _gain(row, rows[0]), *([percent(row.auroc)] if has_auroc else [])]
-        for row in rows
-    ]
-    head = ["classifier", "accuracy, %", "against this run", *(["AUROC, %"] if has_auroc else [])]
-    return table(head, shown, own=0)
+    return rows
 
 
 def _gain(row: Row, own: Row) -> str:
     return "" if row is own else f"{100 * ((row.accuracy or 0) - (own.accuracy or 0)):+.1f}"
-
-
-def _hint(files: RunFiles) -> str:
-    if files.supervised is not None or files.is_supervised:
-        return ""
-    return (
-        '<p class="dim">The supervised baseline was not trained yet:'
-        f" <code>ropaws evaluate {esc(files.run)} --only supervised</code> trains it.</p>"
-    )

@@ -5,10 +5,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropaws.limits import JSON_FILE
-from ropaws.runs.atomic import read_json
-from ropaws.runs.layout import CONFIG, DATA, EVALUATION, FORMER_GALLERY, GALLERY, METRICS, SUPERVISED
-from ropaws.runs.opening import read_regular
+from ropaws.core.files import JSON_FILE, read_json, read_regular
+from ropaws.core.run_layout import CONFIG, DATA, EVALUATION, GALLERY, METRICS, SUPERVISED
 
 MOST_STEPS = 100_000  # lines of metrics that are looked at; of more, evenly spaced ones
 LARGEST = 1e12  # of a figure: they are fractions, steps and seconds
@@ -32,15 +30,11 @@ class RunFiles:
 
     @cached_property
     def evaluation(self) -> dict[str, Any]:
-        found = self.read(EVALUATION)
-        if "doubts" in found:  # as 0.1.0 called them
-            found.setdefault("label_errors", found["doubts"])
-        return found
+        return self.read(EVALUATION)
 
     @cached_property
     def gallery(self) -> dict[str, Any]:
-        is_former = (self.run / FORMER_GALLERY).exists() and not (self.run / GALLERY).exists()
-        return self.read(FORMER_GALLERY if is_former else GALLERY)
+        return self.read(GALLERY)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -109,11 +103,17 @@ class RunFiles:
                 f" `ropaws evaluate {self.run}` has not been run with this version"
             ) from None
 
-    def thumbnail(self, key: str) -> str | None:
+    @cached_property
+    def thumbnails(self) -> dict[str, Any]:
+        """Data URIs by key; none where the run has no images, or the gallery is missing or damaged."""
         try:
-            uri = self.gallery["thumbnails"].get(key)
-        except (MissingError, KeyError, AttributeError):
-            return None
+            found = self.gallery["thumbnails"]
+        except (MissingError, KeyError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def thumbnail(self, key: str) -> str | None:
+        uri = self.thumbnails.get(key)
         return uri if isinstance(uri, str) and uri.startswith("data:image/") else None
 
 

@@ -1,33 +1,32 @@
-"""`ropaws report`: one run folder as one page."""
+"""`ropaws report`: one run folder as one page.
 
-from collections.abc import Callable
+Each section reads a run's files and fills its part of templates/sections.html, or raises MissingError.
+"""
+
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from ropaws.report import grids, learning, rivals, sections
-from ropaws.report.page import esc, page, write_page
-from ropaws.report.run_files import MissingError, RunFiles
-from ropaws.report.verdict import verdict
-from ropaws.runs.layout import REPORT
+from markupsafe import Markup
 
-SECTIONS: dict[str, Callable[[RunFiles], str]] = {
-    "Against simpler classifiers": rivals.comparison,
-    "The unlabeled pool": sections.pool,
-    "Would more labels help?": learning.learning_curve,
-    "Label these next": grids.suggestions,
-    "Confidence, in-class and out-of-class": sections.confidence,
-    "Calibration": sections.calibration,
-    "The embedding": grids.projection,
-    "Label propagation step by step": sections.propagation,
-    "Confusion matrix": sections.confusion,
-    "Most confident images per class": grids.confident,
-    "Nearest labeled images": grids.neighbors,
-    "Most out-of-class images": grids.outside,
-    "Suspected label errors": grids.label_errors,
-    "Training": sections.curves,
-    "Settings": sections.settings,
-    "Data": sections.data,
-    "Environment": sections.environment,
+from ropaws.core.run_layout import ENVIRONMENT, REPORT
+from ropaws.report import learning, rivals
+from ropaws.report.charts import class_color, histogram, line_chart, reliability_diagram, scatter
+from ropaws.report.page import fill, percent, section, write_page
+from ropaws.report.run_files import MissingError, RunFiles, figure
+from ropaws.report.verdict import no_better_than_chance, share_of, verdict
+
+POINTS = 300  # of a training curve at most
+CURVES = {
+    "loss": ["loss", "consistency", "mean_entropy"],
+    "mean weight of a sample (in-domain posterior)": ["weight"],
+    "temperature of the prior": ["prior_temperature"],
+    "learning rate": ["learning_rate"],
 }
+KINDS = {"in": "in-class", "out": "out-of-class"}
+WORST = 40  # classes in the table of accuracies
 
 
 def write_report(
@@ -55,37 +54,282 @@ def write_report(
 
 
 def render(files: RunFiles) -> str:
-    missing: list[tuple[str, str]] = []
-    name = files.run.resolve().name
-    body = [f"<h1>{esc(name)}</h1>", f'<p class="dim">{_about(files)}</p>']
-    body.append(f'<p class="verdict">{_guarded("verdict", lambda f: esc(verdict(f)), files, missing)}</p>')
-    body.append(_guarded("key figures", sections.key_figures, files, missing))
-    for title, section in SECTIONS.items():
-        content = _guarded(title, section, files, missing)
-        if content:
-            body.append(f"<section><h2>{esc(title)}</h2>{content}</section>")
-    if missing:
-        lines = "".join(f"<li>{esc(title)}: {esc(reason)}</li>" for title, reason in missing)
-        body.append(f'<section class="missing"><h2>Not shown</h2><ul>{lines}</ul></section>')
-    body.append('<div id="tip" role="status"></div>')
-    return page(f"{name} - ropaws", "\n".join(body), script=True)
+    missing: dict[str, str] = {}
+    found = {
+        title: _guarded(title, content, files, missing)
+        for title, content in {"verdict": verdict, "key figures": key_figures, **SECTIONS}.items()
+    }
+    return fill(
+        "run.html",
+        name=files.run.resolve().name,
+        about=_about(files),
+        verdict=found.pop("verdict"),
+        key_figures=found.pop("key figures"),
+        sections={title: content for title, content in found.items() if content},
+        missing=missing,
+    )
 
 
-def _guarded(
-    title: str, section: Callable[[RunFiles], str], files: RunFiles, missing: list[tuple[str, str]]
-) -> str:
+def _guarded(title: str, content: Callable[[RunFiles], str], files: RunFiles, missing: dict[str, str]) -> str:
     try:
-        return section(files)
+        return content(files)
     except MissingError as reason:
-        missing.append((title, str(reason)))
+        missing[title] = str(reason)
     except Exception as error:  # whatever a damaged file leads to: it costs this section and no other
-        missing.append((title, f"its part of the run folder is damaged ({type(error).__name__}: {error})"))
+        missing[title] = f"its part of the run folder is damaged ({type(error).__name__}: {error})"
     return ""
 
 
 def _about(files: RunFiles) -> str:
     try:
         method, train = files.config["method"]["name"], files.config["train"]
-        return esc(f"{method}, {train['steps']:,} steps, batch {train['batch']}, seed {train['seed']}")
+        return f"{method}, {train['steps']:,} steps, batch {train['batch']}, seed {train['seed']}"
     except Exception:  # whatever a damaged file leads to
         return "a run of ropaws"
+
+
+def key_figures(files: RunFiles) -> Markup:
+    evaluation = files.evaluation
+    pool, share, rival = evaluation.get("pool", {}), share_of(files), rivals.on_features(evaluation)
+    on_tests = rival.logistic if rival and rival.on == "test" else rivals.Row("", None)
+    cards = [
+        (evaluation.get("accuracy"), "accuracy on in-class test images"),
+        (on_tests.accuracy, "accuracy of logistic regression on the same features"),
+        (evaluation.get("auroc"), "AUROC, in- against out-of-class"),
+        (on_tests.auroc, "AUROC of logistic regression"),
+        (evaluation.get("ece"), "calibration error (ECE)"),
+        (evaluation.get("confidence_in"), "mean confidence in-class"),
+        (evaluation.get("confidence_out"), "mean confidence out-of-class"),
+        *_held_out_cards(files),
+        (share.estimate if share else None, f"of the pool belongs to your classes ({share})"),
+        (None if share else pool.get("out_of_class"), "of the pool looks out-of-class"),
+        (pool.get("accuracy"), "pseudo-labels right on the pool"),
+    ]
+    shown = [card for card in cards if card[0] is not None]
+    if not shown:
+        raise MissingError("evaluation.json has no figures")
+    return section("key_figures", cards=shown)
+
+
+def _held_out_cards(files: RunFiles) -> list[tuple[float | None, str]]:
+    """The labels, each judged by a fit that has not seen it; no figure of labels that were learned."""
+    rival = rivals.on_features(files.evaluation)
+    if rival is None or rival.on != "labels":
+        return []
+    return [
+        (rival.own.accuracy, f"of held-out labels are classified correctly ({rival.own.interval})"),
+        (
+            rival.logistic.accuracy,
+            f"of them by logistic regression on the same features ({rival.logistic.interval})",
+        ),
+    ]
+
+
+def pool(files: RunFiles) -> Markup:
+    pool = files.found("pool")
+    rows = [[name, f"{count:,}"] for name, count in pool["classes"].items()]
+    rows.append(["out-of-class", f"{round(pool['out_of_class'] * pool['seen']):,}"])
+    chart = histogram(
+        {"unlabeled images": pool["in_domain"]}, x_label="in-domain probability", threshold=pool["threshold"]
+    )
+    return section("pool", pool=pool, share=share_of(files), rows=rows, chart=chart)
+
+
+def suggestions(files: RunFiles) -> Markup:
+    found, new = files.found("suggestions"), files.evaluation.get("new_classes")
+    return section(
+        "suggestions",
+        run=shlex.quote(str(files.run)),
+        images=bool(files.thumbnails),
+        found=found,
+        expected=_expected(found or []),
+        new_classes=new if isinstance(new, list) else [],
+        thumbnail=files.thumbnail,
+    )
+
+
+def _expected(found: Sequence[Mapping[str, Any]]) -> float | None:
+    """How many of a list belong to a class; None of lists of 0.1.0, which held new classes, too."""
+    likely = [figure(item.get("in_domain")) for item in found if item.get("kind") == "in-class"]
+    known = [value for value in likely if value is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def confidence(files: RunFiles) -> Markup:
+    found, evaluation = files.found("histograms"), files.evaluation
+    shown, inside = (
+        {KINDS[kind]: values[name] for kind, values in found.items()} for name in ("confidence", "in_domain")
+    )
+    charts = [
+        histogram(shown, x_label="confidence"),
+        histogram(inside, x_label="in-domain probability", threshold=files.found("threshold")),
+    ]
+    measures = ("auroc", "fpr95", "aupr_in", "aupr_out") if "auroc" in evaluation else ()
+    return section(
+        "confidence", charts=charts, detection=[percent(evaluation.get(name)) for name in measures]
+    )
+
+
+def calibration(files: RunFiles) -> Markup:
+    chart = reliability_diagram(files.found("reliability"))
+    return section("calibration", ece=files.found("ece"), chart=chart)
+
+
+def projection(files: RunFiles) -> Markup:
+    """A map of the embedding; hovering or tapping a point shows its image."""
+    found, names = files.gallery["projection"], files.class_names
+    if found is None:
+        raise MissingError("there are too few images for a t-SNE")
+    labels = found["labels"]
+    used = sorted(set(labels), key=lambda number: (number < 0, number))
+    return section(
+        "projection",
+        of=found["of"],
+        classes=[(n, names[n] if n >= 0 else "out-of-class", class_color(n)) for n in used],
+        map=scatter(found["points"], labels, label="t-SNE of the embeddings"),
+        tips={
+            "thumbnails": [files.thumbnail(key) for key in found["keys"]],
+            "lines": [_tip(found, names, i) for i in range(len(labels))],
+        },
+    )
+
+
+def _tip(found: Mapping[str, Any], names: Sequence[str], i: int) -> list[str]:
+    label = found["labels"][i]
+    truth = names[label] if label >= 0 else "out-of-class"
+    known = "is" if found["of"] == "test" else "looks"
+    return [
+        f"{known} {truth}",
+        f"predicted {names[found['predicted'][i]]}, {found['confidence'][i]:.0%}",
+        f"in-domain {found['in_domain'][i]:.0%}",
+    ]
+
+
+def propagation(files: RunFiles) -> Markup:
+    measures = ("accuracy", "confidence_in")
+    rows = [
+        [_iterations(row), *(percent(row[name]) for name in measures), percent(row.get("confidence_out"))]
+        for row in files.found("propagation")
+    ]
+    return section("propagation", rows=rows, snapshots=_over_training(files))
+
+
+def _over_training(files: RunFiles) -> tuple[list[str], list[list[str]]] | None:
+    """Head and rows: accuracy at the snapshots that the run has kept, by number of iterations."""
+    kept = files.evaluation.get("over_training")
+    if not kept:
+        return None
+    rows = [
+        [
+            f"{item['steps']:,}",
+            *(percent(row["accuracy"]) for row in item["propagation"]),
+            percent(item.get("auroc")),
+        ]
+        for item in kept
+    ]
+    return ["step", *map(_iterations, kept[0]["propagation"]), "AUROC"], rows
+
+
+def _iterations(row: Mapping[str, Any]) -> str:
+    count = row["iterations"]
+    if count is None:
+        return "∞"
+    return "0 (soft-NN)" if count == 0 else str(count)
+
+
+def confusion(files: RunFiles) -> Markup:
+    names, matrix, accuracies = files.class_names, files.found("confusion"), files.found("per_class")
+    ranked = sorted(accuracies.items(), key=lambda item: 2.0 if item[1] is None else item[1])
+    return section(
+        "confusion",
+        names=names,
+        matrix=list(zip(names, matrix, strict=True)),
+        per_class=[[name, percent(value)] for name, value in ranked[:WORST]],
+    )
+
+
+def confident(files: RunFiles) -> Markup:
+    return section("confident", found=files.gallery["confident"], thumbnail=files.thumbnail)
+
+
+def neighbors(files: RunFiles) -> Markup:
+    found = files.gallery["neighbors"]
+    groups = {kind: [query for query in found if query["kind"] == kind] for kind in KINDS.values()}
+    if not any(groups.values()):
+        raise MissingError("there are no query images")
+    return section("neighbors", groups=groups, thumbnail=files.thumbnail)
+
+
+def outside(files: RunFiles) -> Markup:
+    return section("outside", found=files.gallery["outside"], thumbnail=files.thumbnail)
+
+
+def label_errors(files: RunFiles) -> Markup:
+    chance = no_better_than_chance(files, files.evaluation.get("leave_one_out", 1.0))
+    found = files.found("label_errors")
+    return section("label_errors", found=found, chance=chance, thumbnail=files.thumbnail)
+
+
+def curves(files: RunFiles) -> Markup:
+    series = {
+        title: {name.replace("_", " "): _thinned(files.metrics, name) for name in names}
+        for title, names in CURVES.items()
+    }
+    charts = [
+        line_chart(lines, x_label="step", y_label=title)
+        for title, lines in series.items()
+        if any(lines.values())
+    ]
+    return section("curves", last=files.metrics[-1], charts=charts)
+
+
+def _thinned(metrics: list[dict[str, float]], name: str) -> list[tuple[float, float]]:
+    """Means of neighboring steps, so that a long run draws no more than a few hundred points."""
+    rows = [(row["step"], row[name]) for row in metrics if isinstance(row.get(name), int | float)]
+    size = -(-len(rows) // POINTS) or 1
+    groups = [rows[start : start + size] for start in range(0, len(rows), size)]
+    return [
+        (sum(step for step, _ in group) / len(group), sum(value for _, value in group) / len(group))
+        for group in groups
+    ]
+
+
+def settings(files: RunFiles) -> Markup:
+    return section("pairs", found=files.config)
+
+
+def data(files: RunFiles) -> Markup:
+    names, labels = files.class_names, files.data["labeled"]["labels"]
+    found = {
+        "classes": len(names),
+        "labeled images": len(labels),
+        "labels per class": dict(Counter(names[number] for number in labels)),
+        "digest of the training images": files.data["digest"],
+    }
+    return section("pairs", found=found)
+
+
+def environment(files: RunFiles) -> Markup:
+    found = files.read(ENVIRONMENT)
+    return section("environment", choices=found.pop("choices", []), found=found)
+
+
+SECTIONS: dict[str, Callable[[RunFiles], Markup]] = {
+    "Against simpler classifiers": rivals.comparison,
+    "The unlabeled pool": pool,
+    "Would more labels help?": learning.learning_curve,
+    "Label these next": suggestions,
+    "Confidence, in-class and out-of-class": confidence,
+    "Calibration": calibration,
+    "The embedding": projection,
+    "Label propagation step by step": propagation,
+    "Confusion matrix": confusion,
+    "Most confident images per class": confident,
+    "Nearest labeled images": neighbors,
+    "Most out-of-class images": outside,
+    "Suspected label errors": label_errors,
+    "Training": curves,
+    "Settings": settings,
+    "Data": data,
+    "Environment": environment,
+}

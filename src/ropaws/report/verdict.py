@@ -41,11 +41,7 @@ def _accuracy_sentence(files: RunFiles) -> str:
         left_out = figure(evaluation.get("leave_one_out"))
         if left_out is None:
             return ""
-        return (
-            "There are no test images, so the accuracy is not known;"
-            f" {left_out:.0%} of the labeled images are classified correctly by the others"
-            f"{_worth(files, left_out)}."
-        )
+        return f"There are no test images, so the accuracy is not known{_worth(files, left_out)}."
     alone = figure((files.supervised or {}).get("accuracy"))
     if alone is None or files.is_supervised:
         return f"The accuracy on unseen test images is {accuracy:.1%}."

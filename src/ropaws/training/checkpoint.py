@@ -12,14 +12,10 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ropaws.limits import TENSOR_FILE
-from ropaws.models.torch_files import load_torch_file, save_tensors
-from ropaws.runs.atomic import make_folder, replacing
-from ropaws.runs.layout import CHECKPOINT, MODEL, PREVIOUS_CHECKPOINT, SNAPSHOTS
-from ropaws.runs.opening import check_regular
+from ropaws.core.files import TENSOR_FILE, check_regular, make_folder, replacing
+from ropaws.core.run_layout import CHECKPOINT, MODEL, PREVIOUS_CHECKPOINT, SNAPSHOTS
+from ropaws.embedding.weight_files import load_torch_file, save_tensors
 
-# Every encoder of 0.1.0 had this buffer; now only the models have it whose method needs it.
-FORMER_BUFFERS = ("support_gap",)
 OPTIMIZER_STATE = ("momentum", "momentum_buffer", "exp_avg", "exp_avg_sq")  # of LARS, of SGD, of Adam
 STEP_COUNT = "step"  # of Adam, one number for each weight
 MOST_SECONDS = 1e12
@@ -52,10 +48,8 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> None:
         raise OSError(f"step {checkpoint.next_step} could not be saved to {path} ({error}); {kept}") from None
 
 
-def load_checkpoint(
-    run: Path, device: torch.device, warn: Callable[[str], object], *, weights: int | None = None
-) -> Checkpoint:
-    """The last good checkpoint: the one before it if it is damaged, with a warning.
+def load_checkpoint(run: Path, warn: Callable[[str], object], *, weights: int | None = None) -> Checkpoint:
+    """The last good checkpoint, on the CPU: the one before it if it is damaged, with a warning.
 
     weights: bytes that the model has; a file that is much larger is not of this run, and not read.
     """
@@ -66,7 +60,7 @@ def load_checkpoint(
     for path in paths:
         try:
             most = None if weights is None else COPIES * weights + BESIDE
-            checkpoint = _checked(load_torch_file(path, device, inside=run, most=most))
+            checkpoint = _checked(load_torch_file(path, inside=run, most=most))
         except (ValueError, OSError) as error:
             reasons.append(f"{path} is damaged ({error})")
             continue
@@ -101,7 +95,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, scal
     """Put the state of a checkpoint into the parts of a run that were built from its settings."""
     settings = [_settings(group) for group in optimizer.param_groups]
     try:
-        model.load_state_dict(_known(checkpoint.model, model))
+        _load_state(checkpoint.model, model)
         _check_optimizer(checkpoint.optimizer["state"], optimizer)
         optimizer.load_state_dict(checkpoint.optimizer)
         scaler.load_state_dict(checkpoint.scaler)
@@ -134,21 +128,21 @@ def _reason(error: Exception) -> str:
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Of a group of weights, but for the learning rate, which changes with the step."""
+    """Settings of a group of weights, but for the learning rate, which changes with the step."""
     return {name: value for name, value in group.items() if name not in ("params", "lr")}
 
 
-def _known(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Without what only the models of earlier versions had."""
+def _load_state(state: dict[str, Tensor], model: nn.Module) -> None:
+    """Every weight and buffer must be there, and be of the type of the model's own."""
     wanted = model.state_dict()
     for name in state.keys() & wanted.keys():
         if state[name].dtype != wanted[name].dtype:  # torch would convert it without a word
             raise ValueError(f"{name} is {state[name].dtype} and must be {wanted[name].dtype}")
-    return {name: v for name, v in state.items() if name in wanted or name not in FORMER_BUFFERS}
+    model.load_state_dict(state)
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Of all weights and buffers."""
+    """Bytes of all weights and buffers."""
     return sum(value.numel() * value.element_size() for value in model.state_dict().values())
 
 
@@ -195,7 +189,7 @@ def load_model(run: Path, model: nn.Module, path: Path | None = None) -> None:
     try:
         check_regular(path, TENSOR_FILE, inside=run)
         TENSOR_FILE.check(path.stat().st_size, path, most=COPIES * weight_bytes(model) + BESIDE)
-        model.load_state_dict(_known(load_file(path), model))
+        _load_state(load_file(path), model)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"no trained model at {path}; finish it with `ropaws train --resume {run}`"

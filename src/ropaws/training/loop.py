@@ -1,19 +1,32 @@
-"""One visible loop. It yields; the caller logs, saves, evaluates."""
+"""One visible loop. It yields; the caller logs, saves, evaluates. Progress is shown as it passes through."""
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import NamedTuple
 
 import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ropaws.batch import Batch, Losses
-from ropaws.data.loaders import PoolPass
-from ropaws.distributed import all_mean
+from ropaws.core.distributed import all_mean, data_parallel
+from ropaws.core.records import Batch, Losses
+from ropaws.core.terminal import PLAIN_LINE_SECONDS, TimeLeft
 from ropaws.methods import Method
-from ropaws.processes.gradient_exchange import GradientExchange
+from ropaws.training.loaders import PoolPass
 
 
 class TrainingDivergedError(RuntimeError):
@@ -28,13 +41,26 @@ class TrainingDivergedError(RuntimeError):
         )
 
 
-class Taken(NamedTuple):
+class StepResult(NamedTuple):
     """A step that was taken."""
 
     step: int
     losses: Losses  # means over the processes
     rate: float  # learning rate
     data_seconds: float  # of waiting for the batch and augmenting it
+
+
+class Step(nn.Module):
+    """What DistributedDataParallel wraps: the method's whole step is the forward pass."""
+
+    def __init__(self, method: Method, model: nn.Module) -> None:
+        super().__init__()
+        self.method, self.model = method, model
+
+    def forward(self, batch: Batch) -> Losses:
+        losses = self.method.step(self.model, batch)
+        # DDP awaits the gradient of every weight that it can reach from here, by the total or by a part.
+        return losses._replace(parts={name: value.detach() for name, value in losses.parts.items()})
 
 
 def no_pass(_step: int) -> PoolPass | None:
@@ -50,7 +76,7 @@ def fit(
     scaler: GradScaler | None = None,
     pool_pass: Callable[[int], PoolPass | None] = no_pass,
     in_class: Tensor | None = None,
-) -> Iterator[Taken]:
+) -> Iterator[StepResult]:
     """Train; yields after each step that was taken.
 
     Args:
@@ -65,7 +91,7 @@ def fit(
             pure a selection is, and no method sees it.
     """
     scaler = scaler or GradScaler(enabled=False)
-    exchange = GradientExchange(model.parameters())
+    take = data_parallel(Step(method, model))
     model.train()
     began = time.perf_counter()
     for batch in batches:
@@ -78,18 +104,18 @@ def fit(
             model.train()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
-        losses = _with_selection(method.step(model, batch), batch, in_class)
+        losses = _with_selection(take(batch), batch, in_class)
         shown = _mean_losses(losses)
         if not torch.isfinite(shown.total):
             what = f"the loss became {float(shown.total)}"
             raise TrainingDivergedError(what, step, shown, learning_rate(step))
-        exchange.backward(scaler.scale(losses.total))
+        scaler.scale(losses.total).backward()
         scaler.step(optimizer)  # leaves a step out whose gradients overflowed in fp16
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             method.after_step(model, batch)
-        yield Taken(step, shown, learning_rate(step), waited)
+        yield StepResult(step, shown, learning_rate(step), waited)
         began = time.perf_counter()
 
 
@@ -117,3 +143,92 @@ def _with_selection(losses: Losses, batch: Batch, in_class: Tensor | None) -> Lo
     if in_class is not None:
         parts["selected_in_class"] = (weights * in_class.to(weights)[batch.pool_index]).mean()
     return Losses(losses.total, parts)
+
+
+class StopRequest:
+    """Set by the first signal; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+@contextmanager
+def stop_between_steps() -> Iterator[StopRequest]:
+    """Let SIGINT and SIGTERM only leave a note while inside. Outside the main thread: no change."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def show_progress(
+    steps: Iterable[StepResult], *, title: str, start: int, total: int, batch: int, console: Console
+) -> Generator[StepResult, None, None]:
+    """Pass steps through: a bar on a terminal, a plain line now and then in a log, nothing if quiet."""
+    if console.quiet:
+        yield from steps
+        return
+    if console.is_terminal:
+        yield from _with_bar(steps, title, start, total, batch, console)
+    else:
+        yield from _with_lines(steps, title, start, total, batch, console)
+
+
+def training_bars(console: Console) -> Progress:
+    """Bars whose tasks have the fields loss, rate and speed."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}  rate {task.fields[rate]}  {task.fields[speed]} images/s"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _with_bar(
+    steps: Iterable[StepResult], title: str, start: int, total: int, batch: int, console: Console
+) -> Generator[StepResult, None, None]:
+    with training_bars(console) as bar:
+        task = bar.add_task(title, total=total, completed=start, loss="-", rate="-", speed="-")
+        last = time.monotonic()
+        for taken in steps:
+            speed = batch / max(1e-9, time.monotonic() - last)
+            loss, rate = f"{float(taken.losses.total):.3f}", f"{taken.rate:.3g}"
+            bar.update(task, completed=taken.step + 1, loss=loss, rate=rate, speed=f"{speed:,.0f}")
+            yield taken
+            last = time.monotonic()
+
+
+def _with_lines(
+    steps: Iterable[StepResult], title: str, start: int, total: int, batch: int, console: Console
+) -> Generator[StepResult, None, None]:
+    began = last = time.monotonic()
+    waited, time_left = 0.0, TimeLeft(total)
+    for taken in steps:
+        now, done = time.monotonic(), taken.step + 1
+        waited += taken.data_seconds
+        left = time_left.after(done)
+        if now - last > PLAIN_LINE_SECONDS or done == total:
+            console.print(
+                f"{title}  step {done}/{total}  loss {float(taken.losses.total):.3f}"
+                f"  rate {taken.rate:.3g}  {batch * (done - start) / (now - began):,.0f} images/s"
+                f"  data {waited / (now - began):.0%}{left}",
+                soft_wrap=True,
+                highlight=False,
+            )
+            last = now
+        yield taken

@@ -5,9 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from ropaws.limits import JSON_FILE
-from ropaws.runs.atomic import write_text
-from ropaws.runs.opening import check_regular, read_regular
+from ropaws.core.files import JSON_FILE, check_regular, read_regular, write_text
 
 TrackerName = Literal["tensorboard", "wandb"]
 

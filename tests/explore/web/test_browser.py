@@ -1,34 +1,23 @@
 """The page in a real browser, with a real server: what a person sees and does."""
 
 import dataclasses
+import errno
 import json
-import os
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from ropaws.classify import head
+from ropaws.explore import browsing, fitting, outputs
 from ropaws.explore.answer_log import RefusedError
-from tests.conftest import REQUIRE_BROWSER
 from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_pool, truth
 from tests.explore.serving import TOKEN, served
-
-if os.environ.get(REQUIRE_BROWSER):
-    import playwright.sync_api as playwright
-else:
-    playwright = pytest.importorskip("playwright.sync_api")
 
 WIDE = {"width": 1280, "height": 900}
 DASH = "\N{EN DASH}"
 NARROW = {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
@@ -87,6 +76,11 @@ class Window:
     def text(self, selector):
         return self.page.inner_text(selector)
 
+    def question(self):
+        """What the page asks, once it asks: a busy browser opens the dialog a moment after the click."""
+        self.page.wait_for_selector("#ask[open]")
+        return self.text("#ask-text")
+
 
 @pytest.fixture
 def opened(browser):
@@ -134,6 +128,17 @@ def cursor(window):
     """The image at the cursor."""
     (number,) = shown(window, ".tile.cursor")
     return number
+
+
+def on_map(window, session):
+    """Where each image is in the window, while the map shows all of them."""
+    box = window.page.locator("#map-canvas").bounding_box()
+    columns, _ = session.columns()
+    x, y = (np.frombuffer(columns, "<f4", COUNT, 4 * COUNT * k) for k in (0, 1))
+    scale = min((box["width"] - 32) / np.ptp(x), (box["height"] - 32) / np.ptp(y))
+    left = box["x"] + box["width"] / 2 + (x - (x.max() + x.min()) / 2) * scale
+    top = box["y"] + box["height"] / 2 + (y - (y.max() + y.min()) / 2) * scale
+    return left.tolist(), top.tolist()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -221,7 +226,7 @@ def test_a_range_is_selected_and_labeled_at_once(server, opened):
     tiles.nth(10).click()
     tiles.nth(14).click(modifiers=["Shift"])
     tiles.nth(12).click(modifiers=["Control"])
-    assert window.text("#target") == "Label 4 selected images:"
+    window.wait("document.querySelector('#target').textContent === 'Label 4 selected images:'")
     window.press("3")
     for number in (10, 11, 13, 14):
         wait_for_label(window, client, number, ids[2])
@@ -267,6 +272,13 @@ def test_a_new_class_is_made_while_labeling_then_renamed_and_merged(server, open
     window.page.click("#class-list li:last-child >> text=Edit")
     window.page.select_option("#edit-into", label=NAMES[0])
     window.page.click("#edit-merge")
+    assert window.question() == f"Merge moon into {NAMES[0]}, with its 1 label?"
+    window.page.click("#ask >> text=Cancel")
+    assert len(client.state()["classes"]) == 4
+    window.page.click("#class-list li:last-child >> text=Edit")
+    window.page.select_option("#edit-into", label=NAMES[0])
+    window.page.click("#edit-merge")
+    window.page.click("#ask-ok")
     window.wait("document.querySelectorAll('#class-list button.class').length === 3")
     wait_for_label(window, client, number, client.state()["classes"][0]["id"])
 
@@ -328,6 +340,27 @@ def test_undo_takes_back_an_answer_that_fails_on_its_way(server, opened):
     assert session.codes[number] == -1
 
 
+def test_the_last_answer_of_a_list_is_undone_and_given_again(server, opened, monkeypatch):
+    """By one key, as soon as the image is back, however late the server's answers come."""
+    client, session = server
+    window = opened(client)
+    browse, columns = browsing.browse, session.columns
+    rest = len(session.suggested())
+    for left in range(rest - 1, -1, -1):
+        number = cursor(window)
+        if left == 0:
+            monkeypatch.setattr(browsing, "browse", lambda *args: time.sleep(0.3) or browse(*args))
+            monkeypatch.setattr(session, "columns", lambda: time.sleep(0.3) or columns())
+        window.press("1")
+        wait_until(window, lambda left=left: len(session.suggested()) == left)
+    window.press("z")
+    wait_until(window, lambda: session.codes[number] == -1)
+    window.wait("document.querySelector('#grid').ariaBusy !== 'true' && document.querySelector('.cursor')")
+    assert cursor(window) == number
+    window.press("2")
+    wait_for_label(window, client, number, class_ids(session)[1])
+
+
 def test_a_new_round_brings_new_suggestions_but_keeps_the_image_at_the_cursor(server, opened):
     """Someone may be about to press a key for it."""
     client, session = server
@@ -340,6 +373,22 @@ def test_a_new_round_brings_new_suggestions_but_keeps_the_image_at_the_cursor(se
     after = shown(window)
     assert after[:3] == before[:3]
     assert after[3:] == [number for number in before[::-1] if number not in before[:3]]
+
+
+def test_a_new_round_takes_the_notes_of_the_one_before_away(server, opened):
+    """The image at the cursor shows what the new model says of it, or nothing."""
+    client, session = server
+    window = opened(client)
+    notes = "[...document.querySelectorAll('.tile .note')].map((note) => note.textContent)"
+    first, second, *rest = session.fitted.suggestions
+    window.press("ArrowRight")
+    assert cursor(window) == second.position
+    changed = [second._replace(stands_for=777), *rest]
+    session._publish(dataclasses.replace(session.fitted, suggestions=changed))
+    window.wait(f"({notes}).includes('stands for 777 images')")
+    assert shown(window)[:2] == [first.position, second.position]
+    assert window.count("#tile-0 .note") == 0
+    assert window.text("#tile-1 .note") == "stands for 777 images"
 
 
 def test_a_refused_answer_is_taken_back_and_said(server, opened, monkeypatch):
@@ -379,11 +428,7 @@ def test_the_map_shows_an_image_under_the_pointer_and_the_lasso_selects(fitted, 
     window = opened(client)
     window.wait("!document.querySelector('#map-canvas').hidden")
     box = window.page.locator("#map-canvas").bounding_box()
-    columns, _ = session.columns()
-    x, y = (np.frombuffer(columns, "<f4", COUNT, 4 * COUNT * k) for k in (0, 1))
-    scale = min((box["width"] - 32) / np.ptp(x), (box["height"] - 32) / np.ptp(y))
-    left = box["x"] + box["width"] / 2 + (x - (x.max() + x.min()) / 2) * scale
-    top = box["y"] + box["height"] / 2 + (y - (y.max() + y.min()) / 2) * scale
+    left, top = map(np.array, on_map(window, session))
     window.page.mouse.move(float(left[5]), float(top[5]))
     window.wait("document.querySelector('#tooltip img')")
     window.wait("document.querySelector('#tooltip strong').textContent.startsWith('image-')")
@@ -456,5 +501,398 @@ def test_the_image_opens_and_labeling_goes_from_one_to_the_next(fitted, opened):
     wait_for_label(window, client, first, ids[0])
     window.wait(f"document.querySelector('#detail-name').textContent !== {json.dumps(name)}")
     window.press("Escape")
+    window.page.wait_for_selector("#detail", state="hidden")
+    assert window.said == []
+
+
+def test_the_page_says_stale_until_an_undo_during_a_refit_is_fitted(server, opened, monkeypatch):
+    """Many images are marked, a refit starts by itself, and the marks are taken back while it runs."""
+    client, session = server
+    session.auto_refit = True
+    given, may_end = [], [threading.Event(), threading.Event()]
+    real = fitting.fit_round
+
+    def slow(points, answered, report):
+        given.append(int((answered.labels == -2).sum()))
+        assert may_end[len(given) - 1].wait(30)
+        return real(points, answered, report)
+
+    monkeypatch.setattr(head, "STEPS", 15)
+    monkeypatch.setattr(fitting, "fit_round", slow)
+    window = opened(client).show("Unlabeled").press("a", "o")
+    wait_until(window, lambda: given)
+    window.press("z")
+    wait_until(window, lambda: client.state()["counts"]["out_of_class"] == 0)
+    may_end[0].set()
+    window.wait("document.querySelector('#model-state').textContent.startsWith('Round 1, stale: 60 images')")
+    may_end[1].set()
+    window.wait("document.querySelector('#model-state').textContent === 'Round 2.'")
+    assert given == [60, 0]
+    client.wait()
+    client.post("/api/export", {"kind": "predictions"})
+    window.wait("document.querySelector('#outputs').textContent.includes('predictions.csv, from round 2')")
+    assert session.answers.exports["predictions.csv"]["labels"] == session.digest()
+    assert session.answers.exports["predictions.csv"]["made_from"] == session.digest()
+    assert window.said == []
+
+
+# The page at the size of a screen
+
+SCREEN = {"width": 1280, "height": 800}
+SIZES = pytest.mark.parametrize("viewport", [SCREEN, NARROW], ids=["1280", "390"])
+SCROLLED = """() => [...document.querySelectorAll("*")].filter((node) => {
+  const { overflowX, overflowY } = getComputedStyle(node);
+  const isTall = node.scrollHeight > node.clientHeight + 1 && /auto|scroll/.test(overflowY);
+  const isWide = node.scrollWidth > node.clientWidth + 1 && /auto|scroll/.test(overflowX);
+  return node.clientHeight > 0 && (isTall || isWide);
+}).map((node) => node.id || node.tagName)"""
+CUT = """(selector) => [...document.querySelectorAll(selector)].filter((node) => node.clientWidth > 0 &&
+  (node.scrollWidth > node.clientWidth + 1 || node.scrollHeight > node.clientHeight + 2)
+).map((node) => node.textContent)"""
+
+
+def tabs_of(window, viewport):
+    """Show each part of the page in turn."""
+    group, names = ("layout", ("both", "map", "images"))
+    if viewport is NARROW:
+        group, names = ("tab", ("images", "map", "classes", "panel"))
+    for name in names:
+        window.page.click(f"button[data-{group}={name}]")
+        window.page.wait_for_timeout(200)
+        yield name
+
+
+@SIZES
+def test_the_page_is_as_high_as_the_window(fitted, opened, viewport):
+    window = opened(fitted[0], viewport=viewport)
+    if viewport is NARROW:
+        window.page.click("#show-filters")
+    window.show("All images")
+    if viewport is NARROW:
+        window.page.click("#show-filters")
+    assert window.count(".tile") == 60
+    for part in tabs_of(window, viewport):
+        assert window.page.evaluate("document.documentElement.scrollHeight") == viewport["height"], part
+        assert set(window.page.evaluate(SCROLLED)) <= {"grid", "ASIDE", "panel", "classes", "label-bar"}, part
+
+
+@SIZES
+def test_nothing_is_cut_that_a_person_needs(fitted, opened, viewport):
+    """Notes, shares and buttons, with a class name as long as they come."""
+    client, session = fitted
+    window = opened(client, viewport=viewport)
+    window.wait("document.querySelector('.tile .note')")
+    assert window.page.evaluate(CUT, "button, .note, #page-where, #grid-title") == []
+    shares = "[...document.querySelectorAll('.guess:not([hidden]) :last-child')]"
+    assert window.page.evaluate(f"{shares}.every((share) => share.textContent.endsWith('%'))")
+    assert window.count(".guess:not([hidden])") > 10
+    inside = "share.getBoundingClientRect().right <= share.closest('.tile').getBoundingClientRect().right"
+    assert window.page.evaluate(f"{shares}.every((share) => {inside})")
+    session.rename_class(class_ids(session)[0], "a rather long class name", tab="tab")
+    window.wait("document.querySelector('.guess').textContent.includes('a rather long')")
+    assert window.page.evaluate(f"{shares}.every((share) => {inside})")
+    session.undo("tab")
+
+
+@SIZES
+def test_the_name_of_a_prediction_is_whole(fitted, opened, viewport):
+    window = opened(fitted[0], viewport=viewport)
+    if viewport is NARROW:
+        window.page.click("#show-filters")
+    window.show("Out-of-class")
+    if viewport is NARROW:
+        window.page.click("#show-filters")
+    assert window.count(".guess:not([hidden]) .name") > 10
+    assert window.page.evaluate(CUT, ".guess .name") == []
+
+
+# Never label what is not seen
+
+
+def show_map_alone(window, viewport):
+    window.page.click("#tabs [data-tab=map]" if viewport is NARROW else "#layouts [data-layout=map]")
+    window.wait("document.querySelector('#target').textContent === 'Select images on the map to label them.'")
+
+
+@SIZES
+def test_beside_the_map_alone_no_key_labels_an_image_that_is_not_shown(server, opened, viewport):
+    client, _ = server
+    window = opened(client, viewport=viewport)
+    before = client.state()["revision"]
+    show_map_alone(window, viewport)
+    assert not window.page.is_visible("#label-buttons")
+    window.press("1", "o", "s", "y", "Backspace", "c")
+    window.wait("document.querySelector('#messages').textContent.startsWith('No image to label')")
+    assert window.count("#picker[open]") == 0
+    window.page.wait_for_timeout(300)
+    assert client.state()["revision"] == before
+    assert window.said == []
+
+
+@SIZES
+def test_what_is_selected_on_the_map_alone_is_shown_and_labeled(server, opened, viewport):
+    client, session = server
+    window = opened(client, viewport=viewport)
+    show_map_alone(window, viewport)
+    window.wait("!document.querySelector('#map-canvas').hidden")
+    left, top = on_map(window, session)
+    window.page.mouse.click(left[5], top[5])
+    window.wait("document.querySelectorAll('#target-images img').length === 1")
+    assert window.text("#target") == "Label 1 selected image:"
+    number = int(window.page.get_attribute("#target-images img", "src").split("/")[3])
+    assert window.page.evaluate("document.documentElement.scrollHeight") == viewport["height"]
+    window.press("2")
+    wait_for_label(window, client, number, class_ids(session)[1])
+
+
+@SIZES
+def test_beside_many_selected_images_the_buttons_stay_in_sight(server, opened, viewport):
+    window = opened(server[0], viewport=viewport).press("a")
+    window.page.click("#tabs [data-tab=map]" if viewport is NARROW else "#layouts [data-layout=map]")
+    window.wait("document.querySelectorAll('#target-images img').length === 12")
+    bottom = "node => node.getBoundingClientRect().bottom"
+    lowest = window.page.locator("#label-buttons").evaluate(bottom)
+    assert lowest <= window.page.locator("#label-bar").evaluate(bottom) <= viewport["height"]
+
+
+def test_on_a_tab_without_images_no_key_labels(server, opened):
+    client, _ = server
+    window = opened(client, viewport=NARROW)
+    before = client.state()["revision"]
+    window.page.locator(".tile").nth(1).click()  # even what is selected
+    for tab in ("classes", "panel"):
+        window.page.click(f"#tabs [data-tab={tab}]")
+        window.press("1", "o")
+    window.page.wait_for_timeout(300)
+    assert client.state()["revision"] == before
+
+
+def test_an_image_that_is_scrolled_away_is_shown_before_it_is_labeled(server, opened):
+    client, session = server
+    window = opened(client, viewport=SCREEN).show("Unlabeled")
+    number = cursor(window)
+    before = client.state()["revision"]
+    window.page.evaluate("document.querySelector('#grid').scrollTop = 900")
+    window.press("1")
+    window.wait("document.querySelector('#messages').textContent.startsWith('The current image was out of')")
+    assert client.state()["revision"] == before
+    window.press("1")
+    wait_for_label(window, client, number, class_ids(session)[0])
+
+
+# Keys after a click, a search, a lasso
+
+
+def test_enter_and_escape_leave_the_search_box(server, opened):
+    client, session = server
+    window = opened(client).show("All images").press("/")
+    window.page.keyboard.type("image-08")
+    window.press("Enter")
+    window.wait("document.querySelectorAll('.tile').length === 10")
+    assert window.page.evaluate("document.activeElement.id") != "filter-text"
+    window.press("1")
+    wait_for_label(window, client, 80, class_ids(session)[0])
+    window.press("/")
+    window.page.keyboard.type("4")
+    window.press("Escape")
+    window.wait("document.querySelectorAll('.tile').length === 60")
+    assert window.page.evaluate("document.activeElement.id") != "filter-text"
+    assert window.page.input_value("#filter-text") == ""
+
+
+def test_enter_takes_the_suggestion_after_the_open_view_was_clicked_again(fitted, opened):
+    client, session = fitted
+    window = opened(client).show("Suspected label errors").show("Suspected label errors")
+    number = cursor(window)
+    before = int(session.codes[number])
+    window.press("Enter")
+    wait_until(window, lambda: int(session.codes[number]) != before)
+    window.press("z")
+    wait_for_label(window, client, number, before)
+
+
+def test_after_a_lasso_the_first_image_is_shown_and_after_its_label_the_grid_stays(server, opened):
+    client, _ = server
+    window = opened(client, viewport=SCREEN).show("All images")
+    window.page.evaluate("document.querySelector('#grid').scrollTop = 400")
+    window.page.focus("#map-canvas")
+    box = window.page.locator("#map-canvas").bounding_box()
+    left, right = box["x"] + 2, box["x"] + box["width"] - 2
+    top, low = box["y"] + 2, box["y"] + box["height"] - 2
+    window.page.keyboard.down("Shift")
+    window.page.mouse.move(left, top)
+    window.page.mouse.down()
+    for corner in ((right, top), (right, low), (left, low)):
+        window.page.mouse.move(*corner, steps=4)
+    window.page.mouse.up()
+    window.page.keyboard.up("Shift")
+    window.wait("document.querySelector('#grid-title').textContent === 'Selection of 120 images'")
+    window.wait("document.querySelector('#grid').scrollTop === 0")
+    assert shown(window)[0] == cursor(window) == 0
+    window.page.evaluate("document.querySelector('#grid').scrollTop = 300")
+    window.press("o")
+    wait_until(window, lambda: client.state()["counts"]["out_of_class"] == COUNT)
+    window.page.wait_for_timeout(300)
+    assert window.text("#page-where") == f"1{DASH}60 of 120"
+    assert window.page.evaluate("document.querySelector('#grid').scrollTop") == 300
+    window.press("1")  # no image is hit by another key
+    window.wait("document.querySelector('#messages').textContent.startsWith('No image to label')")
+    assert client.state()["counts"]["out_of_class"] == COUNT
+
+
+def test_a_table_is_written_during_a_refit_and_goes_stale(server, opened, monkeypatch):
+    client, session = server
+    monkeypatch.setattr(head, "STEPS", 15)
+    client.post("/api/refit")
+    client.wait()
+    may_end, real = threading.Event(), fitting.fit_round
+
+    def slow(points, answered, report):
+        assert may_end.wait(30)
+        return real(points, answered, report)
+
+    monkeypatch.setattr(fitting, "fit_round", slow)
+    session.label([40], -2, why="grid", tab="tab")
+    client.post("/api/refit")
+    window = opened(client)
+    window.wait("document.querySelector('#job-text').textContent === 'refitting'")
+    window.page.click("#outputs >> text=Predictions")
+    text = "predictions.csv, from round 1, without 1 newer answer"
+    window.wait(f"document.querySelector('#outputs').textContent.includes('{text}')")
+    window.wait(f"document.querySelector('#messages').textContent === 'Written: {text}'")
+    assert "stale" not in window.text("#outputs")
+    may_end.set()
+    window.wait("document.querySelector('#model-state').textContent === 'Round 2.'")
+    window.wait(f"document.querySelector('#outputs').textContent.includes('{text} (stale)')")
+    assert window.said == []
+
+
+def test_a_full_disk_is_said_each_time_and_not_when_there_is_space(server, opened, monkeypatch):
+    client, _ = server
+    real = outputs.write_labels
+
+    def full(path, rows):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(outputs, "write_labels", full)
+    window = opened(client)
+    for _ in range(2):
+        window.page.click("#outputs >> text=Predictions")
+        window.wait("document.querySelector('#alerts').textContent.includes('No space left on device')")
+        assert "predictions.csv" in window.text("#alerts")
+        window.page.click("#alerts >> text=Dismiss")
+    monkeypatch.setattr(outputs, "write_labels", real)
+    window.page.click("#outputs >> text=Predictions")
+    window.wait("document.querySelector('#messages').textContent.startsWith('Written: predictions.csv')")
+    window.page.wait_for_timeout(1500)
+    assert window.text("#alerts") == ""
+
+
+@SIZES
+def test_a_class_is_deleted_after_a_question_and_undone(server, opened, viewport):
+    client, session = server
+    window = opened(client, viewport=viewport)
+    if viewport is NARROW:
+        window.page.click("#tabs [data-tab=classes]")
+    window.page.click("#class-list li:last-child >> text=Edit")
+    window.page.click("#edit-class >> text=Delete the class")
+    assert window.question() == "Delete star? Its 2 images will be unlabeled."
+    assert window.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    window.page.click("#ask >> text=Cancel")
+    assert len(client.state()["classes"]) == 3
+    window.page.click("#class-list li:last-child >> text=Edit")
+    window.page.click("#edit-class >> text=Delete the class")
+    window.page.click("#ask-ok")
+    window.wait("document.querySelectorAll('#class-list button.class').length === 2")
+    assert client.state()["counts"]["labeled"] == 4
+    window.press("z")
+    window.wait("document.querySelectorAll('#class-list button.class').length === 3")
+    assert (session.codes == class_ids(session)[2]).sum() == 2
+    assert window.said == []
+
+
+@SIZES
+def test_an_audit_can_be_blind_and_says_what_it_found(fitted, opened, viewport):
+    client, session = fitted
+    session.start_audit(3, tab="tab")
+    sample = session.open_audit()
+    window = opened(client, viewport=viewport)
+    if viewport is NARROW:
+        window.page.click("#tabs [data-tab=panel]")
+    window.page.check("#audit input[type=checkbox]")
+    window.page.click("#audit >> text=Continue the audit")
+    if viewport is NARROW:
+        window.page.click("#tabs [data-tab=images]")
+    wait_until(window, lambda: shown(window) == sample)
+    assert window.count(".guess:not([hidden])") == 0
+    window.press("v")
+    window.page.wait_for_selector("#detail[open] .chip")
+    assert window.count("#detail meter") == window.count("#detail .near") == 0
+    window.press("Escape")
+    for number in sample:
+        window.press("o")
+        wait_for_label(window, client, number, -2)
+    right = sum(int(session.predicted[number]) == -2 for number in sample)
+    found = f"The audit of 3 images is done: {right} of 3 predictions were right."
+    window.wait(f"document.querySelector('#grid').textContent === '{found}'")
+    window.wait(f"document.querySelector('#audit').textContent.includes('{found}')")
+    assert window.said == []
+
+
+@SIZES
+def test_more_like_this_from_the_grid_and_from_the_open_image(server, opened, viewport):
+    client, _ = server
+    window = opened(client, viewport=viewport)
+    window.press("ArrowRight")
+    number = cursor(window)
+    window.press("m")
+    window.wait(f"document.querySelector('#grid-title').textContent === 'More like image-{number:03}.png'")
+    window.wait("document.querySelector('#grid').ariaBusy !== 'true'")
+    assert cursor(window) == number
+    second = shown(window)[1]
+    assert truth()[second] == truth()[number]
+    window.press("ArrowRight", "v")
+    window.page.click("#detail >> text=More like this")
+    window.wait(f"document.querySelector('#grid-title').textContent === 'More like image-{second:03}.png'")
     assert not window.page.is_visible("#detail")
     assert window.said == []
+
+
+@SIZES
+def test_the_size_of_the_images_is_chosen_and_kept(server, opened, viewport):
+    client, _ = server
+    window = opened(client, viewport=viewport)
+    if viewport is NARROW:
+        window.page.click("#show-filters")
+    heights = []
+    for size in ("small", "medium", "large"):
+        window.page.select_option("#tile-size", size)
+        heights.append(window.page.locator(".thumb").first.bounding_box()["height"])
+        assert window.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    assert heights == sorted(set(heights))
+    again = opened(client, window.page.context)
+    assert again.page.locator(".thumb").first.bounding_box()["height"] == heights[-1]
+    assert window.said == again.said == []
+
+
+def test_on_a_phone_the_open_image_can_be_labeled_without_scrolling(fitted, opened):
+    window = opened(fitted[0], viewport=NARROW).press("v")
+    window.page.wait_for_selector("#detail[open] .near")
+    buttons = window.page.locator("#detail-labels").bounding_box()
+    assert buttons["y"] + buttons["height"] <= NARROW["height"]
+    image = window.page.locator("#detail-image").bounding_box()
+    assert image["y"] + image["height"] <= buttons["y"]
+
+
+def test_on_a_phone_open_filters_cover_no_button(server, opened):
+    window = opened(server[0], viewport=NARROW)
+    window.page.click("#show-filters")
+    hit = """(id) => {
+      const box = document.getElementById(id).getBoundingClientRect();
+      const middle = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+      return document.elementFromPoint(...middle)?.id === id;
+    }"""
+    for button in ("show-filters", "tile-size", "open-current", "select-page", "page-after"):
+        assert window.page.evaluate(hit, button), button
+    assert window.page.evaluate("document.documentElement.scrollHeight") == NARROW["height"]
+    assert not window.page.is_visible("#label-bar")

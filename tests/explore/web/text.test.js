@@ -1,6 +1,5 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { limitsOf, pointsOf } from "../../../src/ropaws/explore/web/chart.js";
 import { decodeColumns, parseVersion } from "../../../src/ropaws/explore/web/columns.js";
 import {
   digitOf,
@@ -12,7 +11,7 @@ import {
   plural,
 } from "../../../src/ropaws/explore/web/format.js";
 import { isTyping, positionOf } from "../../../src/ropaws/explore/web/keys.js";
-import { factsOf } from "../../../src/ropaws/explore/web/panel.js";
+import { factsOf, limitsOf, pointsOf } from "../../../src/ropaws/explore/web/panel.js";
 import { choicesOf } from "../../../src/ropaws/explore/web/picker.js";
 
 test("digits and classes belong to each other: 1 is the first, 0 the tenth", () => {
@@ -89,7 +88,7 @@ test("columns are read as the server writes them", () => {
 });
 
 test("a version may have dashes in its session", () => {
-  assert.deepEqual(parseVersion("a-b-3-12-0"), { session: "a-b", revision: 3, round: 12, map: 0 });
+  assert.deepEqual(parseVersion("a-b-3-12-0"), { session: "a-b", revision: 3, model: 12, map: 0 });
   assert.throws(() => parseVersion("nonsense"), /not a version/);
 });
 
@@ -105,11 +104,11 @@ const ROUND = {
 };
 
 test("the chart leaves out rounds without an estimate, and its axis holds all intervals", () => {
-  const points = pointsOf([ROUND, { ...ROUND, labels: 9, accuracy: 0.62, low: 0.41, high: 0.77 }]);
-  assert.deepEqual(points, [{ labels: 9, accuracy: 0.62, low: 0.41, high: 0.77 }]);
+  const points = pointsOf([ROUND, { ...ROUND, answers: 9, accuracy: 0.62, low: 0.41, high: 0.77 }]);
+  assert.deepEqual(points, [{ answers: 9, accuracy: 0.62, low: 0.41, high: 0.77 }]);
   const [low, high] = limitsOf(points);
   assert.ok(low <= 0.41 && high >= 0.77);
-  const flat = limitsOf([{ labels: 1, accuracy: 1, low: 1, high: 1 }]);
+  const flat = limitsOf([{ answers: 1, accuracy: 1, low: 1, high: 1 }]);
   assert.ok(flat[0] < flat[1] && flat[1] <= 1, String(flat));
 });
 

@@ -5,7 +5,7 @@
  * @typedef {"features" | "refit" | "map" | "export" | "train"} JobKind
  * @typedef {{kind: JobKind, text: string, fraction: number | null, cancellable: boolean}} Job
  * @typedef {{
- *   round: number, labels: number, accuracy: number | null, low: number | null, high: number | null,
+ *   round: number, answers?: number, labels: number, accuracy: number | null, low: number | null, high: number | null,
  *   kind: string | null, in_class: number | null, in_class_low: number | null, in_class_high: number | null,
  *   right: number | null, answered: number | null, seconds: number,
  * }} Round
@@ -18,7 +18,7 @@
  *   rounds: Round[],
  *   few: {id: number, name: string, labels: number, wanted: number}[],
  *   estimate: Estimate | null,
- *   audit: {answered: number, of: number, within: number} | null,
+ *   audit: {answered: number, of: number, within: number, right: number, predicted: number} | null,
  *   audit_offer: {images: number, within: number} | null,
  *   expected_in_class: number | null,
  * }} Panel
@@ -26,13 +26,14 @@
  *   labeled: number, out_of_class: number, skipped: number, unlabeled: number,
  *   suspected: number, duplicates: number, suggested: number, audit: number,
  * }} Counts
+ * @typedef {{name: string, round: number, pending: number, stale: boolean}} Written - an export
  * @typedef {{
  *   session: string, title: string, read_only: boolean, images: number,
- *   revision: number, round: number, map_version: number, pool?: string,
+ *   revision: number, round: number, model_version: number, map_version: number, pool?: string,
  *   classes: ClassInfo[], counts: Counts, job: Job | null,
- *   error: string | null, notice: string | null, undo: string | null,
- *   auto_refit: boolean, answers_since_refit: number, panel: Panel,
- *   outputs: {labels_csv: string, folder: string, run: string | null, report: boolean},
+ *   error: string | null, failures: number, notice: string | null, undo: string | null,
+ *   auto_refit: boolean, pending: number, panel: Panel,
+ *   outputs: {labels_csv: string, folder: string, run: string | null, report: boolean, written: Written[]},
  * }} State
  * @typedef {{
  *   id: number, name: string, label: number, predicted: number, confidence: number, in_domain: number,

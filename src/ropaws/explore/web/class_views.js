@@ -1,13 +1,17 @@
 /**
- * The classes: their list, the buttons that label, and the dialogs that name, rename and merge them.
+ * The classes: their list, the buttons that label, the dialogs that name, rename, merge and delete them, and
+ * clusters of images that may be new ones.
  *
- * @import { ClassInfo } from "./api.js"
+ * @import { Api, ClassInfo, Cluster } from "./api.js"
  * @import { Store } from "./store.js"
  * @import { Labeling } from "./labeling.js"
  */
 import { button, element, fill, find, setText } from "./dom.js";
 import { filterOf } from "./filters.js";
 import { OUT_OF_CLASS, SKIPPED, count, digitOf, namesOf, plural } from "./format.js";
+import { ask, attempt } from "./messages.js";
+
+const MOST_SHOWN = 12; // selected images beside the map
 
 export class ClassViews {
   /** @param {Store} store @param {Labeling} labeling @param {() => void} pick - opens the class picker */
@@ -23,7 +27,7 @@ export class ClassViews {
     this.naming.addEventListener("close", () => this.onNamed());
     this.editing.addEventListener("close", () => this.onEdited());
     store.on(["state", "theme", "filter"], () => this.draw());
-    store.on(["state", "selection", "filter"], () => this.drawTarget());
+    store.on(["state", "selection", "filter", "layout", "session"], () => this.drawTarget());
   }
 
   draw() {
@@ -41,7 +45,7 @@ export class ClassViews {
 
   /** @param {ClassInfo} info @param {number} k */
   row(info, k) {
-    const show = button("", () => this.showPredicted(info.id), {
+    const show = button("", () => (show.blur(), this.showPredicted(info.id)), {
       className: "class",
       title: `Show the images predicted ${info.name}`,
       "aria-pressed": String(this.store.filter.class === info.id),
@@ -56,7 +60,7 @@ export class ClassViews {
     const edit = button("Edit", () => this.openEditing(info), {
       className: "quiet write",
       "aria-label": `Edit ${info.name}`,
-      title: "Rename or merge",
+      title: "Rename, merge or delete",
     });
     return element("li", { color: this.store.colorOf(info.id) }, show, edit);
   }
@@ -98,9 +102,24 @@ export class ClassViews {
   }
 
   drawTarget() {
-    const n = this.store.selection.size;
-    setText("target", n ? `Label ${plural(n, "selected image")}:` : "Label the current image:");
+    const { selection, state } = this.store;
+    const { isShown } = this.labeling.grid;
+    const n = selection.size;
+    const none = isShown ? "Label the current image:" : "Select images on the map to label them.";
+    setText("target", n ? `Label ${plural(n, "selected image")}:` : none);
     find("clear-selection", HTMLButtonElement).hidden = n === 0;
+    find("label-buttons", HTMLElement).hidden = !n && !isShown;
+    const images = isShown ? [] : [...selection].slice(0, MOST_SHOWN);
+    fill(find("target-images", HTMLElement), [images, state?.session], () =>
+      images.map((id) => this.targetImage(id)),
+    );
+  }
+
+  /** An image that would be labeled, where the grid does not show it. @param {number} id */
+  targetImage(id) {
+    const open = button("", () => this.labeling.detail.show(id), { "aria-label": "Open the image" });
+    open.append(element("img", { alt: "", src: this.store.imageUrl(id, "thumbnail") }));
+    return open;
   }
 
   openNaming() {
@@ -144,8 +163,61 @@ export class ClassViews {
         `${edited.name} is now ${name}`,
       );
     } else if (this.editing.returnValue === "merge") {
+      const question = `Merge ${edited.name} into ${this.store.nameOf(into)}, with its ${plural(edited.labels, "label")}?`;
+      if (!(await ask(question, "Merge"))) return;
       const text = `${edited.name} merged into ${this.store.nameOf(into)}`;
       await this.labeling.ask("/api/classes", { action: "merge", id: edited.id, into }, text);
+    } else if (this.editing.returnValue === "delete") {
+      const question = `Delete ${edited.name}? Its ${plural(edited.labels, "image")} will be unlabeled.`;
+      if (!(await ask(question, "Delete"))) return;
+      const text = `${edited.name} deleted`;
+      await this.labeling.ask("/api/classes", { action: "delete", id: edited.id }, text);
     }
+  }
+}
+
+/** Clusters of out-of-class images: each may be a class that has no name yet. */
+export class ClusterList {
+  /** @param {Api} api @param {Store} store */
+  constructor(api, store) {
+    this.api = api;
+    this.store = store;
+    this.box = find("clusters", HTMLElement);
+    this.shown = "";
+    store.on(["filter", "columns"], () => this.update());
+  }
+
+  async update() {
+    const { filter, version } = this.store;
+    this.box.hidden = filter.view !== "new-class" || filter.ids !== null;
+    const key = this.box.hidden ? "" : JSON.stringify([version, filter.cluster]);
+    if (key === this.shown) return;
+    this.shown = key;
+    if (key) await attempt(async () => this.draw(await this.api.newClasses()));
+  }
+
+  /** @param {Cluster[]} clusters */
+  draw(clusters) {
+    const none = element(
+      "p",
+      { className: "empty" },
+      "No clusters yet: they are made of images that the model takes for out-of-class.",
+    );
+    this.box.replaceChildren(...(clusters.length ? clusters.map((cluster) => this.card(cluster)) : [none]));
+  }
+
+  /** @param {Cluster} cluster */
+  card({ cluster, size, examples }) {
+    const isOn = this.store.filter.cluster === cluster;
+    const card = button("", () => this.store.setFilter({ cluster: isOn ? null : cluster }), {
+      className: "cluster",
+      "aria-pressed": String(isOn),
+      "aria-label": `Cluster ${cluster + 1}, ${count(size)} images`,
+    });
+    const images = examples
+      .slice(0, 4)
+      .map((id) => element("img", { alt: "", src: this.store.imageUrl(id, "thumbnail") }));
+    card.append(...images, element("span", {}, `${count(size)} images`));
+    return card;
   }
 }

@@ -108,11 +108,6 @@ export function scaleColor(share, dark) {
   return mix(stops[k], stops[k + 1], at - k);
 }
 
-/** @param {boolean} dark */
-export function faintColor(dark) {
-  return NEUTRAL[theme(dark)].faint;
-}
-
 /**
  * What each color of a mode means, for the legend.
  *

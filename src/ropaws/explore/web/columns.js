@@ -5,7 +5,7 @@
  *   n: number, x: Float32Array, y: Float32Array, predicted: Int16Array, label: Int16Array,
  *   confidence: Uint8Array, inDomain: Uint8Array, suspected: Uint8Array, duplicate: Uint8Array,
  * }} Columns
- * @typedef {{session: string, revision: number, round: number, map: number}} Version
+ * @typedef {{session: string, revision: number, model: number, map: number}} Version
  */
 
 const BYTES = 4 + 4 + 2 + 2 + 1 + 1 + 1 + 1;
@@ -29,11 +29,11 @@ export function decodeColumns(buffer) {
 }
 
 /**
- * @param {string} text - "session-revision-round-map", where the session may have dashes
+ * @param {string} text - "session-revision-model-map", where the session may have dashes
  * @returns {Version}
  */
 export function parseVersion(text) {
   const parts = /^(.*)-(\d+)-(\d+)-(\d+)$/.exec(text);
   if (!parts) throw new Error(`"${text}" is not a version of columns`);
-  return { session: parts[1], revision: Number(parts[2]), round: Number(parts[3]), map: Number(parts[4]) };
+  return { session: parts[1], revision: Number(parts[2]), model: Number(parts[3]), map: Number(parts[4]) };
 }

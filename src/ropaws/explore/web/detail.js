@@ -78,6 +78,12 @@ export class DetailView {
     this.grid?.focusCursor();
   }
 
+  /** @param {number} id */
+  showLike(id) {
+    this.close();
+    this.store.showLike(id);
+  }
+
   /** @param {number} by */
   step(by) {
     const { grid } = this;
@@ -96,9 +102,10 @@ export class DetailView {
     this.facts.replaceChildren(
       element("p", { className: "path" }, `${detail.name} (${detail.width} × ${detail.height})`),
       element("p", {}, "Label: ", chip),
-      ...(detail.note ? [element("p", { className: "note" }, detail.note)] : []),
-      ...(detail.probs.length ? this.bars(detail) : []),
-      ...(detail.nearest.length ? this.nearest(detail) : []),
+      button("More like this", () => this.showLike(detail.id), { title: "The most similar first (m)" }),
+      ...(detail.note && store.showsPredictions ? [element("p", { className: "note" }, detail.note)] : []),
+      ...(detail.probs.length && store.showsPredictions ? this.bars(detail) : []),
+      ...(detail.nearest.length && store.showsPredictions ? this.nearest(detail) : []),
     );
   }
 

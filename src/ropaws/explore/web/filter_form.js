@@ -43,6 +43,7 @@ export class FilterForm {
   listen() {
     const { store } = this;
     find("filter-form", HTMLFormElement).addEventListener("submit", (event) => event.preventDefault());
+    this.text.addEventListener("keydown", (event) => this.onTextKey(event.key));
     this.text.addEventListener("input", () => this.soon(() => store.setFilter({ text: this.text.value })));
     this.class.addEventListener("change", () =>
       store.setFilter({ class: this.class.value === "" ? null : Number(this.class.value) }),
@@ -62,6 +63,15 @@ export class FilterForm {
       }
     }
     store.on(["state", "filter"], () => this.draw());
+  }
+
+  /** Enter goes to the images that were found, Esc to those of before. @param {string} key */
+  onTextKey(key) {
+    if (key !== "Enter" && key !== "Escape") return;
+    clearTimeout(this.timer);
+    if (key === "Escape") this.text.value = "";
+    this.text.blur(); // keys are those of the grid again
+    if (this.text.value !== this.store.filter.text) this.store.setFilter({ text: this.text.value });
   }
 
   /** Waits for the end of typing or sliding. @param {() => void} act */
@@ -121,7 +131,11 @@ export class FilterForm {
   viewButton(view) {
     const { filter, state } = this.store;
     const counted = COUNTED[view];
-    const node = button("", () => this.store.setFilter(filterOf(view)), {
+    const show = () => {
+      node.blur(); // Enter is a key of the grid again, not another click
+      this.store.setFilter(filterOf(view));
+    };
+    const node = button("", show, {
       className: "view",
       "aria-pressed": String(filter.view === view && !filter.ids),
     });

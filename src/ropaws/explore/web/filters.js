@@ -7,10 +7,11 @@
  * @typedef {"suggested" | "confidence" | "in_domain" | "name" | "suspected" | "number"} SortName
  * @typedef {{
  *   view: ViewName, class: number | null, confidence: [number, number], inDomain: [number, number],
- *   text: string, ids: number[] | null, cluster: number | null, sort: SortName, descending: boolean,
+ *   text: string, ids: number[] | null, cluster: number | null,
+ *   like: {id: number, name: string} | null, sort: SortName, descending: boolean,
  * }} Filter
  */
-import { OUT_OF_CLASS, SKIPPED, UNLABELED, labelName, plural } from "./format.js";
+import { OUT_OF_CLASS, SKIPPED, UNLABELED, fileName, labelName, plural } from "./format.js";
 
 export const PAGE = 60; // images of the grid at a time
 
@@ -66,6 +67,7 @@ export function filterOf(view) {
     text: "",
     ids: null,
     cluster: null,
+    like: null,
     sort: sorts[view] ?? "number",
     descending: false,
   };
@@ -77,6 +79,7 @@ export function queryOf(filter, offset, limit) {
   const query = { view: filter.view, sort: filter.sort, descending: filter.descending, offset, limit };
   if (filter.class !== null) query.class = filter.class;
   if (filter.cluster !== null) query.cluster = filter.cluster;
+  if (filter.like !== null) query.like = filter.like.id;
   if (filter.ids !== null) query.ids = filter.ids;
   if (filter.text.trim()) query.text = filter.text.trim();
   if (!isWhole(filter.confidence)) query.confidence = filter.confidence;
@@ -132,6 +135,7 @@ function within(bytes, [low, high]) {
 
 /** @param {Filter} filter @param {{id: number, name: string}[]} classes */
 export function describe(filter, classes) {
+  if (filter.like) return `More like ${fileName(filter.like.name)}`;
   const parts = [filter.ids ? `Selection of ${plural(filter.ids.length, "image")}` : VIEW_NAMES[filter.view]];
   if (filter.class !== null) parts.push(`predicted ${labelName(filter.class, classes)}`);
   if (filter.cluster !== null) parts.push(`cluster ${filter.cluster + 1}`);

@@ -7,10 +7,10 @@
 import { Away, Refused } from "./api.js";
 import { element, find, setText } from "./dom.js";
 import { PAGE, describe, queryOf } from "./filters.js";
-import { count } from "./format.js";
+import { UNLABELED, count, fileName, percent } from "./format.js";
 import { attempt, say } from "./messages.js";
+import { auditText } from "./panel.js";
 import { nextOpen } from "./queue.js";
-import { makeTile, markTile } from "./tiles.js";
 
 const MOST_PER_REQUEST = 500;
 const MOST_SELECTED = 20_000; // by "select all": beyond it, the lasso is faster
@@ -52,7 +52,7 @@ export class Grid {
       () => this.current && this.open(this.current.id),
     );
     find("select-all", HTMLButtonElement).addEventListener("click", () => attempt(() => this.selectAll()));
-    this.store.on(["filter", "session"], () => this.load(0));
+    this.store.on(["filter", "session"], () => this.start());
     this.store.on(["labels", "selection", "columns", "theme"], () => this.mark());
   }
 
@@ -64,6 +64,27 @@ export class Grid {
    */
   get current() {
     return this.isLoading || this.isDone ? null : (this.items[this.cursor] ?? null);
+  }
+
+  /** Whether the grid is on the screen, and not the map alone or another tab. */
+  get isShown() {
+    return this.box.checkVisibility();
+  }
+
+  /** Whether the middle of the image at the cursor is in sight. */
+  get isCursorSeen() {
+    const item = this.items[this.cursor];
+    const tile = item && this.tiles.get(item.id)?.getBoundingClientRect();
+    if (!tile || !this.isShown) return false;
+    const box = this.box.getBoundingClientRect();
+    const middle = (tile.top + tile.bottom) / 2;
+    return middle > box.top && middle < box.bottom;
+  }
+
+  /** The first images of another choice. */
+  async start() {
+    await this.load(0);
+    this.box.scrollTop = 0;
   }
 
   /** @param {number} offset @returns {Promise<void>} */
@@ -99,7 +120,6 @@ export class Grid {
     this.anchor = this.cursor;
     this.draw();
     if (hadFocus) this.focusCursor();
-    else if (document.activeElement === document.body) this.box.scrollTop = 0;
     this.prefetch();
   }
 
@@ -124,6 +144,8 @@ export class Grid {
     if (filter.view === "suggested" && state?.job?.kind === "refit")
       return "The refit that is running brings new suggestions.";
     if (filter.view === "suggested") return "No suggestions now: refit, or choose another view.";
+    const audit = state?.panel.audit;
+    if (filter.view === "audit" && audit) return auditText(audit);
     if (filter.view === "audit") return "No audit is running: start one in the panel.";
     return "No image matches these filters.";
   }
@@ -191,9 +213,10 @@ export class Grid {
     this.focusCursor();
   }
 
-  focusCursor() {
+  /** @param {FocusOptions} [options] */
+  focusCursor(options) {
     const item = this.items[this.cursor];
-    if (item && !document.querySelector("dialog[open]")) this.tiles.get(item.id)?.focus();
+    if (item && !document.querySelector("dialog[open]")) this.tiles.get(item.id)?.focus(options);
   }
 
   /** How many tiles a row has. */
@@ -244,4 +267,73 @@ export class Grid {
       if (!(error instanceof Away || error instanceof Refused)) throw error;
     }
   }
+}
+
+// One image of the grid
+
+/** @param {Store} store @param {Item} item @param {number} k - its place on the page */
+function makeTile(store, item, k) {
+  const image = element("img", { alt: "", loading: "lazy", decoding: "async", draggable: false });
+  const gone = element("span", { className: "gone" }, "file not readable");
+  image.addEventListener("error", () => image.replaceWith(gone));
+  image.src = store.imageUrl(item.id, "thumbnail");
+  const title = item.note ? `${item.name}\n${item.note}` : item.name;
+  return element(
+    "div",
+    { role: "option", className: "tile", id: `tile-${k}`, title },
+    element("span", { className: "thumb" }, image, element("span", { className: "badge" })),
+    element("span", { className: "file" }, fileName(item.name)),
+    element("span", { className: "guess" }),
+    item.note ? element("span", { className: "note" }, item.note) : null,
+  );
+}
+
+/**
+ * Shows what changes while the page stays: label, prediction, cursor and selection.
+ *
+ * @param {Store} store @param {HTMLElement} tile @param {Item} item
+ * @param {{isCursor: boolean, isAnswered: boolean}} marks
+ */
+function markTile(store, tile, item, { isCursor, isAnswered }) {
+  const label = store.labelOf(item.id, item.label);
+  const guess = predictionOf(store, item);
+  tile.setAttribute("aria-selected", String(store.selection.has(item.id)));
+  tile.tabIndex = isCursor ? 0 : -1;
+  tile.classList.toggle("cursor", isCursor);
+  tile.classList.toggle("answered", isAnswered);
+  write(tile, ".badge", "labeled ", label === UNLABELED ? "" : store.nameOf(label), store.colorOf(label));
+  write(
+    tile,
+    ".guess",
+    "predicted ",
+    store.showsPredictions ? guess.name : "",
+    store.colorOf(guess.code),
+    guess.share,
+  );
+}
+
+/**
+ * @param {HTMLElement} tile @param {string} part
+ * @param {string} spoken - for screen readers, before the text
+ * @param {string} name @param {string} color
+ * @param {string} [share] - stays whole where a long name is cut
+ */
+function write(tile, part, spoken, name, color, share = "") {
+  const node = tile.querySelector(part);
+  if (!(node instanceof HTMLElement)) return;
+  node.replaceChildren(
+    element("span", { className: "spoken" }, spoken),
+    element("span", { className: "name" }, name),
+    share && element("span", {}, ` ${share}`),
+  );
+  node.hidden = !name;
+  node.style.setProperty("--color", color);
+}
+
+/** @param {Store} store @param {Item} item */
+function predictionOf(store, item) {
+  const { columns } = store;
+  const code = columns?.predicted[item.id] ?? item.predicted;
+  const confidence = columns ? columns.confidence[item.id] / 255 : item.confidence;
+  return { code, name: code === UNLABELED ? "" : store.nameOf(code), share: percent(confidence) };
 }

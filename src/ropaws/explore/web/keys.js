@@ -2,7 +2,7 @@
 import { element, find } from "./dom.js";
 
 /** @type {[string, string][]} */
-export const KEY_HELP = [
+const KEY_HELP = [
   ["1 … 9, 0", "label as one of the first ten classes"],
   ["c", "choose a class by name, or make a new one"],
   ["o", "out-of-class: none of my classes"],
@@ -12,6 +12,7 @@ export const KEY_HELP = [
   ["y", "the label is right (suspected label errors)"],
   ["Enter", "open the image; in suspected label errors: take the suggested class"],
   ["v", "open the image, in every view"],
+  ["m", "more like this: the most similar images first"],
   ["Arrows", "move in the grid or on the map"],
   ["Page Up, Page Down", "turn the page"],
   ["Space", "select or deselect"],

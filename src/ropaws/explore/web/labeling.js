@@ -6,9 +6,10 @@
  * @import { Grid } from "./grid.js"
  * @import { DetailView } from "./detail.js"
  */
+import { find } from "./dom.js";
 import { SKIPPED, UNLABELED, plural } from "./format.js";
 import { attempt, say } from "./messages.js";
-import { advance, setAnswered, setOpenAgain } from "./queue.js";
+import { advance, setAnswered, setOpenAgain, stay } from "./queue.js";
 
 export class Labeling {
   /** @param {Store} store @param {Sync} sync @param {Grid} grid @param {DetailView} detail */
@@ -17,17 +18,21 @@ export class Labeling {
     this.sync = sync;
     this.grid = grid;
     this.detail = detail;
+    /** @type {Promise<unknown>} - resolves when the cursor is where the last answer moves it */
+    this.moved = Promise.resolve();
   }
 
   /**
-   * The images that an answer is for: the open one, else the selection, else the one at the cursor.
+   * The images that an answer is for: the open one, else the selection, else the one at the cursor. Only what
+   * is seen: a selection is named, counted and marked wherever there are buttons to label it.
    *
    * @returns {number[]}
    */
   get targets() {
     if (this.detail.id !== null) return [this.detail.id];
+    if (!find("label-bar", HTMLElement).checkVisibility()) return [];
     if (this.store.selection.size) return [...this.store.selection];
-    return this.grid.current ? [this.grid.current.id] : [];
+    return this.grid.current && this.grid.isCursorSeen ? [this.grid.current.id] : [];
   }
 
   /** @param {number[]} ids */
@@ -43,8 +48,12 @@ export class Labeling {
   isRefused(ids) {
     if (this.store.readOnly) say("This page is read-only");
     else if (!this.store.columns) say("The images are not here yet");
-    else if (!ids.length) say("No image to label: select some first");
-    else return false;
+    else if (ids.length) return false;
+    else if (this.grid.isLoading) say("The images are on their way: press again");
+    else if (this.grid.current && this.grid.isShown) {
+      this.grid.focusCursor();
+      say("The current image was out of sight: press again to label it");
+    } else say("No image to label: select some first");
     return true;
   }
 
@@ -85,7 +94,10 @@ export class Labeling {
     const inGrid = ids.some((id) => this.grid.items.some((item) => item.id === id));
     if (!isOpen) this.store.select([]);
     if (!inGrid) return;
-    const next = await advance(this.grid, () => this.sync.sent);
+    if (ids.length > 1 && stay(this.grid)) return;
+    const moved = advance(this.grid, () => this.sync.sent);
+    this.moved = moved;
+    const next = await moved;
     if (!isOpen) return;
     if (next) this.detail.show(next.id);
     else this.detail.close();
@@ -93,11 +105,15 @@ export class Labeling {
 
   async undo() {
     if (this.store.readOnly) return say("This page is read-only");
+    await this.moved; // else it would come back to a page that is about to be left
+    const { asked } = this.grid;
+    this.grid.setLoading(true); // the cursor is about to return: no key hits an image meanwhile
     await attempt(async () => {
       const { text, ids } = await this.sync.undo();
       say(text);
       await setOpenAgain(this.grid, ids);
     });
+    if (asked === this.grid.asked) this.grid.setLoading(false); // else a page has been, or is, on its way
   }
 
   /** @param {string} name @param {number[]} ids - labeled with the new class, may be empty */

@@ -1,7 +1,6 @@
 /** The page of `ropaws explore`: builds the parts and gives them keys. */
 import { Api, Away, Refused } from "./api.js";
-import { ClassViews } from "./class_views.js";
-import { ClusterList } from "./clusters.js";
+import { ClassViews, ClusterList } from "./class_views.js";
 import { DetailView } from "./detail.js";
 import { find } from "./dom.js";
 import { FilterForm } from "./filter_form.js";
@@ -11,13 +10,12 @@ import { isTyping, openKeys, positionOf } from "./keys.js";
 import { Labeling } from "./labeling.js";
 import { PoolMap } from "./map.js";
 import { attempt, say, setBanner } from "./messages.js";
-import { Outbox } from "./outbox.js";
-import { PanelView } from "./panel.js";
+import { Outbox, orphans, outboxKey, tabId } from "./outbox.js";
+import { PanelView, writtenText } from "./panel.js";
 import { Picker } from "./picker.js";
 import { renewRest } from "./queue.js";
 import { Store } from "./store.js";
 import { Sync } from "./sync.js";
-import { orphans, outboxKey, tabId } from "./tab_id.js";
 import { Tooltip } from "./tooltip.js";
 
 /** The first state, which names the pool: without it there is nothing to show. @param {Api} api */
@@ -52,8 +50,9 @@ function followTheme(store) {
  * Buttons that choose one part of the page: tabs on narrow windows, layouts on wide ones.
  *
  * @param {"tab" | "layout"} name
+ * @param {Store} store
  */
-function followChoice(name) {
+function followChoice(name, store) {
   const buttons = [...document.querySelectorAll(`button[data-${name}]`)].filter(
     (node) => node instanceof HTMLButtonElement,
   );
@@ -61,27 +60,37 @@ function followChoice(name) {
     node.addEventListener("click", () => {
       document.body.dataset[name] = node.dataset[name];
       for (const other of buttons) other.setAttribute("aria-pressed", String(other === node));
+      store.emit("layout");
     });
   }
 }
 
 /** Says what happened in the background. @param {Store} store */
 function followJobs(store) {
-  /** @type {{job: string | null, error: string | null, notice: string | null}} */
-  let before = { job: null, error: null, notice: null };
+  /** @type {{job: string | null, error: string | null, failures: number, notice: string | null}} */
+  let before = { job: null, error: null, failures: 0, notice: null };
+  /** @type {Set<string> | null} */
+  let known = null;
   store.on(["state"], () => {
-    const { job, error, notice, round } = /** @type {import("./api.js").State} */ (store.state);
-    if (error && error !== before.error) say(error, "error");
+    const { job, error, failures, notice, round, outputs } = /** @type {import("./api.js").State} */ (
+      store.state
+    );
+    const written = outputs.written.map(writtenText);
+    const fresh = written.find((text, k) => !outputs.written[k].stale && known && !known.has(text));
+    known = new Set(written);
+    const isNew = error !== before.error || failures !== before.failures;
+    if (error && isNew) say(error, "error");
     else if (notice && notice !== before.notice) say(notice);
+    else if (fresh) say(`Written: ${fresh}`);
     else if (before.job === "refit" && job?.kind !== "refit") say(`Refit done: round ${round}`);
-    before = { job: job?.kind ?? null, error, notice };
+    before = { job: job?.kind ?? null, error, failures, notice };
   });
 }
 
 async function main() {
-  followChoice("tab");
-  followChoice("layout");
   const store = new Store();
+  followChoice("tab", store);
+  followChoice("layout", store);
   followTheme(store);
   const client = await tabId();
   const api = new Api(client);
@@ -108,6 +117,7 @@ async function main() {
   });
   followJobs(store);
   listenToButtons(store, labeling);
+  followTileSize();
   listenToKeys({ store, labeling, picker, map, grid, detail });
   followRounds(store, grid);
 
@@ -118,11 +128,11 @@ async function main() {
 
 /** Suggestions follow the model. @param {Store} store @param {Grid} grid */
 function followRounds(store, grid) {
-  let round = -1;
+  let model = -1;
   store.on(["columns"], () => {
-    const before = round;
-    round = store.version?.round ?? -1;
-    if (before < 0 || before === round) return;
+    const before = model;
+    model = store.version?.model ?? -1;
+    if (before < 0 || before === model) return;
     attempt(() => (grid.items.length ? renewRest(grid) : grid.load(0)));
   });
 }
@@ -137,6 +147,20 @@ function listenToButtons(store, labeling) {
     const isOpen = document.body.classList.toggle("filters-open");
     toggle.setAttribute("aria-expanded", String(isOpen));
   });
+}
+
+/** The size of the images in the grid, kept for the next visit. */
+function followTileSize() {
+  const choice = find("tile-size", HTMLSelectElement);
+  const kept = localStorage.getItem("ropaws-tile-size");
+  if ([...choice.options].some((option) => option.value === kept)) choice.value = kept ?? "";
+  const apply = () => (document.body.dataset.tiles = choice.value);
+  choice.addEventListener("change", () => {
+    localStorage.setItem("ropaws-tile-size", choice.value);
+    choice.blur();
+    apply();
+  });
+  apply();
 }
 
 /** @param {Store} store */
@@ -165,6 +189,10 @@ function listenToKeys({ store, labeling, picker, map, grid, detail }) {
     c: () => picker.open(),
     r: () => labeling.refit(),
     v: openCurrent,
+    m: () => {
+      const id = detail.id ?? grid.current?.id;
+      if (id !== undefined) detail.showLike(id);
+    },
     a: () => grid.selectPage(),
     l: () => map.setLassoMode(!map.lassoMode),
     "+": () => map.zoom(1.5),
@@ -192,7 +220,7 @@ function listenToKeys({ store, labeling, picker, map, grid, detail }) {
     if (dialog) {
       if (key === "ArrowLeft" || key === "ArrowRight") return detail.step(key === "ArrowLeft" ? -1 : 1);
       if (
-        !/^[0-9oszyc]$|^Backspace$|^Enter$/.test(key) ||
+        !/^[0-9oszycm]$|^Backspace$|^Enter$/.test(key) ||
         (key === "Enter" && store.filter.view !== "label-errors")
       )
         return;

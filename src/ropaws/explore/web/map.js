@@ -73,7 +73,7 @@ export class PoolMap {
 
   /** @returns {ColorMode} */
   get mode() {
-    return /** @type {ColorMode} */ (this.modeSelect.value);
+    return this.store.showsPredictions ? /** @type {ColorMode} */ (this.modeSelect.value) : "label";
   }
 
   takeColumns() {
@@ -103,7 +103,14 @@ export class PoolMap {
   drawLegend() {
     const entries = legend(this.mode, this.store.classes, this.store.dark);
     fill(find("map-legend", HTMLElement), entries, () =>
-      entries.map(({ color, text }) => element("li", { color }, element("span", { className: "dot" }), text)),
+      entries.map(({ color, text }) =>
+        element(
+          "li",
+          { color, title: text },
+          element("span", { className: "dot" }),
+          element("span", {}, text),
+        ),
+      ),
     );
   }
 

@@ -3,7 +3,7 @@
  * wrong.
  */
 import { Away, Refused } from "./api.js";
-import { button, element, find } from "./dom.js";
+import { button, element, find, setText } from "./dom.js";
 
 const SECONDS = { info: 4, error: 12 };
 
@@ -21,6 +21,23 @@ export function setBanner(text) {
   const banner = find("banner", HTMLElement);
   if (banner.textContent !== text) banner.textContent = text;
   banner.hidden = !text;
+}
+
+/**
+ * Whether the person wants it.
+ *
+ * @param {string} text @param {string} action - what the button says
+ * @returns {Promise<boolean>}
+ */
+export function ask(text, action) {
+  const dialog = find("ask", HTMLDialogElement);
+  setText("ask-text", text);
+  setText("ask-ok", action);
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((done) =>
+    dialog.addEventListener("close", () => done(dialog.returnValue === "ok"), { once: true }),
+  );
 }
 
 /**

@@ -1,14 +1,17 @@
 /**
  * What the labels bought: the estimate over rounds, what is missing, the audit, and what comes out.
  *
- * @import { Estimate, Panel, State } from "./api.js"
+ * @import { Estimate, Panel, Round, State } from "./api.js"
  * @import { Store } from "./store.js"
  * @import { Labeling } from "./labeling.js"
  */
-import { accuracyChart } from "./chart.js";
-import { button, element, fill, find, setText } from "./dom.js";
+import { button, element, fill, find, setText, svg } from "./dom.js";
 import { filterOf } from "./filters.js";
 import { count, interval, percent, plural } from "./format.js";
+
+const WIDTH = 270;
+const HEIGHT = 130;
+const PLOT = { left: 34, right: WIDTH - 8, top: 8, bottom: HEIGHT - 30 };
 
 export class PanelView {
   /** @param {Store} store @param {Labeling} labeling */
@@ -66,11 +69,10 @@ export class PanelView {
   }
 
   /** @param {State} state */
-  drawModel({ round, job, answers_since_refit, auto_refit, error, notice }) {
-    const model = round ? `Round ${round}.` : "No model yet: label a few images of two classes, then refit.";
-    const since = answers_since_refit ? ` ${plural(answers_since_refit, "answer")} since.` : "";
-    fill(find("model-state", HTMLElement), [model, since, error, notice], () => [
-      element("p", {}, model + since),
+  drawModel({ round, job, pending, auto_refit, error, notice }) {
+    const model = modelText(round, pending, job?.kind === "refit");
+    fill(find("model-state", HTMLElement), [model, error, notice], () => [
+      element("p", {}, model),
       error && element("p", { className: "error" }, error),
       notice && element("p", { className: "notice" }, notice),
     ]);
@@ -126,17 +128,21 @@ export class PanelView {
           ),
           element("progress", { max: audit.of, value: audit.answered, "aria-label": "Audit" }),
           button("Continue the audit", () => this.showAudit()),
+          blindBox(this.store),
         ];
       }
-      if (!offer || read_only || !classes.length) return [];
+      const found = audit ? element("p", {}, auditText(audit)) : null;
+      if (!offer || read_only || !classes.length) return [found];
       return [
         element("h3", {}, "Audit"),
+        found,
         element(
           "p",
           {},
           `Label ${offer.images} random images to know your accuracy to within ${points(offer.within)}.`,
         ),
         button(`Label ${offer.images} images`, () => this.startAudit(offer.images), { className: "write" }),
+        blindBox(this.store),
       ];
     });
   }
@@ -153,7 +159,7 @@ export class PanelView {
 
   /** @param {State} state */
   drawOutputs({ outputs, read_only, job }) {
-    const isBusy = job !== null && job.kind !== "map";
+    const isBusy = job?.kind === "export" || job?.kind === "train";
     const ask = (/** @type {string} */ kind) => () => this.labeling.ask("/api/export", { kind }, "Started");
     fill(find("outputs", HTMLElement), [outputs, read_only, isBusy], () => [
       element(
@@ -164,6 +170,10 @@ export class PanelView {
         element("dt", {}, "Folder"),
         element("dd", { className: "path" }, outputs.folder),
         ...(outputs.run ? [element("dt", {}, "Run"), element("dd", { className: "path" }, outputs.run)] : []),
+        ...outputs.written.flatMap((each) => [
+          element("dt", {}, "Written"),
+          element("dd", { className: "path" }, writtenText(each) + (each.stale ? " (stale)" : "")),
+        ]),
       ),
       outputs.report &&
         element(
@@ -194,6 +204,45 @@ export class PanelView {
         ),
     ]);
   }
+}
+
+/**
+ * What the model was fitted to.
+ *
+ * @param {number} round @param {number} pending - images whose answer it does not know @param {boolean} isRefitting
+ */
+function modelText(round, pending, isRefitting) {
+  const changed = `${plural(pending, "image")} answered or changed since`;
+  if (!round)
+    return isRefitting
+      ? "The model is being fitted."
+      : "No model yet: label a few images of two classes, then refit.";
+  return pending ? `Round ${round}, stale: ${changed}.` : `Round ${round}.`;
+}
+
+/** What an export was made from. @param {import("./api.js").Written} written */
+export function writtenText({ name, round, pending }) {
+  if (!round) return `${name}, before the first round`;
+  const behind = pending ? `, without ${plural(pending, "newer answer")}` : "";
+  return `${name}, from round ${round}${behind}`;
+}
+
+/** What a finished audit found. @param {NonNullable<Panel["audit"]>} audit */
+export function auditText({ of, right, predicted }) {
+  const found = predicted
+    ? `${right} of ${plural(predicted, "prediction")} were right`
+    : "there were no predictions yet";
+  return `The audit of ${plural(of, "image")} is done: ${found}.`;
+}
+
+/** Whether an audit shows no predictions: a person may be led by them. @param {Store} store */
+function blindBox(store) {
+  const box = element("input", {
+    type: "checkbox",
+    checked: store.isBlind,
+    on: { change: () => store.setBlind(box.checked) },
+  });
+  return element("label", { className: "check" }, box, "hide predictions in the audit");
 }
 
 /** @param {Estimate} estimate @returns {HTMLElement[]} */
@@ -235,4 +284,65 @@ export function factsOf(panel) {
   if (panel.expected_in_class !== null)
     facts.push(["Suggested in-class", `about ${Math.round(panel.expected_in_class)}`]);
   return facts;
+}
+
+// Estimated accuracy over the rounds, as a line with its interval
+
+/** @typedef {{answers: number, accuracy: number, low: number, high: number}} Point */
+
+/** The rounds that have an estimate, over the answers given: labels may become fewer. @param {Round[]} rounds @returns {Point[]} */
+export function pointsOf(rounds) {
+  return rounds.flatMap(({ answers, accuracy, low, high }) =>
+    accuracy === null || answers === undefined
+      ? []
+      : [{ answers, accuracy, low: low ?? accuracy, high: high ?? accuracy }],
+  );
+}
+
+/**
+ * Rounded limits around the intervals: an axis from 0 would hide the change.
+ *
+ * @param {Point[]} points
+ * @returns {[number, number]}
+ */
+export function limitsOf(points) {
+  const high = Math.min(1, Math.ceil(10 * Math.max(...points.map((p) => p.high))) / 10);
+  const low = Math.max(0, Math.floor(10 * Math.min(...points.map((p) => p.low))) / 10);
+  return low < high ? [low, high] : low > 0 ? [low - 0.1, high] : [0, 0.1];
+}
+
+/** @param {Round[]} rounds @returns {SVGElement | null} */
+function accuracyChart(rounds) {
+  const points = pointsOf(rounds);
+  if (!points.length) return null;
+  const [low, high] = limitsOf(points);
+  const most = Math.max(...points.map((p) => p.answers));
+  const x = (/** @type {Point} */ p) =>
+    PLOT.left + ((PLOT.right - PLOT.left) * p.answers) / Math.max(1, most);
+  const y = (/** @type {number} */ share) =>
+    PLOT.bottom - ((PLOT.bottom - PLOT.top) * (share - low)) / (high - low);
+  const path = (/** @type {[number, number][]} */ at) =>
+    at.map(([a, b]) => `${a.toFixed(1)},${b.toFixed(1)}`).join(" ");
+  const upper = points.map((p) => /** @type {[number, number]} */ ([x(p), y(p.high)]));
+  const lower = points.map((p) => /** @type {[number, number]} */ ([x(p), y(p.low)])).reverse();
+  const last = points[points.length - 1];
+  const now = `${percent(last.accuracy)}, ${interval(last.low, last.high)}`;
+  const spoken = `Estimated accuracy over rounds: now ${now}, with ${plural(last.answers, "answer")}`;
+  return svg(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "chart", role: "img", "aria-label": spoken },
+    ...[low, (low + high) / 2, high].flatMap((share) => [
+      svg("line", { x1: PLOT.left, x2: PLOT.right, y1: y(share), y2: y(share), class: "rule" }),
+      svg("text", { x: PLOT.left - 5, y: y(share) + 4, "text-anchor": "end" }, percent(share)),
+    ]),
+    points.length > 1 ? svg("polygon", { points: path([...upper, ...lower]), class: "band" }) : null,
+    points.length > 1
+      ? svg("polyline", { points: path(points.map((p) => [x(p), y(p.accuracy)])), class: "line" })
+      : null,
+    ...points.map((p) => svg("line", { x1: x(p), x2: x(p), y1: y(p.low), y2: y(p.high), class: "whisker" })),
+    ...points.map((p) => svg("circle", { cx: x(p), cy: y(p.accuracy), r: 3, class: "point" })),
+    svg("text", { x: PLOT.left, y: HEIGHT - 14, "text-anchor": "middle" }, "0"),
+    svg("text", { x: PLOT.right, y: HEIGHT - 14, "text-anchor": "end" }, count(most)),
+    svg("text", { x: (PLOT.left + PLOT.right) / 2, y: HEIGHT - 3, "text-anchor": "middle" }, "answers"),
+  );
 }

@@ -70,8 +70,25 @@ export async function advance(grid, sent) {
 }
 
 /**
+ * After many images were answered at once, the page stays where it is, to be looked over. False for a view that
+ * they have left, so that it is empty.
+ *
+ * @param {Grid} grid
+ */
+export function stay(grid) {
+  const { filter } = grid.store;
+  const next = nextOpen(grid, grid.cursor) ?? nextOpen(grid, 0);
+  if (next === null && SHRINKING.has(filter.view) && !filter.ids) return false;
+  if (next === null) grid.isDone = true;
+  else grid.cursor = next;
+  grid.mark();
+  grid.focusCursor({ preventScroll: true });
+  return true;
+}
+
+/**
  * Takes what a new model suggests for the places behind the cursor. The image at the cursor, which the person
- * may be about to answer, stays where it is.
+ * may be about to answer, stays where it is; what the old model noted of it goes.
  *
  * @param {Grid} grid
  */
@@ -81,7 +98,10 @@ export async function renewRest(grid) {
   const { asked } = grid;
   const page = await grid.api.images(queryOf(filter, 0, PAGE));
   if (asked !== grid.asked) return;
-  const kept = grid.items.slice(0, grid.cursor + 1);
+  const fresh = new Map(page.items.map((item) => [item.id, item]));
+  const kept = grid.items
+    .slice(0, grid.cursor + 1)
+    .map((item) => fresh.get(item.id) ?? { ...item, note: null, suggest: null });
   const known = new Set(kept.map((item) => item.id));
   grid.items = [...kept, ...page.items.filter((item) => !known.has(item.id))].slice(0, PAGE);
   grid.total = Math.max(page.total, grid.items.length);

@@ -4,8 +4,8 @@
  * @import { State } from "./api.js"
  * @import { Columns, Version } from "./columns.js"
  * @import { Filter } from "./filters.js"
- * @typedef {"state" | "columns" | "labels" | "selection" | "filter" | "theme" | "session"} StoreEvent
- *   - columns: positions or predictions have changed; session: image numbers have a new meaning
+ * @typedef {"state" | "columns" | "labels" | "selection" | "filter" | "theme" | "session" | "layout"} StoreEvent
+ *   - columns: positions or predictions have changed; session: image numbers have a new meaning; layout: other parts of the page are shown
  */
 import { labelColor } from "./colors.js";
 import { filterOf } from "./filters.js";
@@ -27,6 +27,18 @@ export class Store extends EventTarget {
     /** @type {Map<number, string>} - of the images seen so far */
     this.names = new Map();
     this.dark = false;
+    this.isBlind = false; // an audit shows no predictions
+  }
+
+  /** Whether predictions are shown now. */
+  get showsPredictions() {
+    return !(this.isBlind && this.filter.view === "audit");
+  }
+
+  /** @param {boolean} on */
+  setBlind(on) {
+    this.isBlind = on;
+    this.emit("labels");
   }
 
   /** @param {StoreEvent} event */
@@ -78,6 +90,12 @@ export class Store extends EventTarget {
   setFilter(change) {
     this.filter = { ...this.filter, ...change };
     this.emit("filter");
+  }
+
+  /** Lists all images, those most like this one first. @param {number} id */
+  showLike(id) {
+    const like = { id, name: this.names.get(id) ?? `image ${id}` };
+    this.setFilter({ ...filterOf("all"), like, sort: "suggested" });
   }
 
   /**

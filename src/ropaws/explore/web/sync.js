@@ -60,8 +60,8 @@ export class Sync {
     const isNew = known?.session !== state.session;
     this.store.state = state;
     if (isNew) await this.startSession(state);
-    const stale = !known || isNew || state.revision > known.revision || state.round !== known.round;
-    if (stale || state.map_version !== known.map) await this.fetchColumns();
+    const isOld = !known || isNew || state.revision > known.revision || state.model_version !== known.model;
+    if (isOld || state.map_version !== known.map) await this.fetchColumns();
     if (known && isNew) this.store.emit("session");
     this.store.emit("state");
   }
@@ -80,7 +80,7 @@ export class Sync {
     const { store } = this;
     store.names.clear();
     store.selection.clear();
-    store.filter = { ...store.filter, ids: null, cluster: null };
+    store.filter = { ...store.filter, ids: null, cluster: null, like: null };
     let lost = 0;
     for (const [k, answer] of this.outbox.answers.entries()) {
       const now = await renumbered(answer, state, (name) => this.lookUp(name));

@@ -46,7 +46,7 @@ export class Tooltip {
     if (!columns) return [];
     const facts = [];
     if (columns.label[id] !== UNLABELED) facts.push(`label: ${this.store.nameOf(columns.label[id])}`);
-    if (columns.predicted[id] !== UNLABELED) {
+    if (columns.predicted[id] !== UNLABELED && this.store.showsPredictions) {
       facts.push(
         `predicted: ${this.store.nameOf(columns.predicted[id])} ${percent(columns.confidence[id] / 255)}`,
       );

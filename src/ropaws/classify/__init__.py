@@ -1,0 +1,1 @@
+"""From features to answers: prior, head, propagation, calibration."""

@@ -1,0 +1,108 @@
+"""How frequent each class is among the in-class images of the pool: given, read off the labels, or estimated.
+
+Labels that are equally many per class were chosen to be so and say nothing of the pool; unequal ones are most
+often a random sample of it. The pool itself says the rest: labels are propagated through it, and EM finds the
+frequencies at which its predictions are consistent.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from scipy.stats import beta
+from torch import Tensor
+
+ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
+CHOICES = ("auto", "uniform", "labels")
+INTERVAL = (0.05, 0.95)
+# Of the center in EM, against all in-class images of the pool: of equal classes, and of the labels' counts.
+EVEN_STRENGTH, LABEL_STRENGTH = 0.1, 0.3
+NOISE = 1.4  # L1 distance to equal classes that is found of a balanced pool, for each wrong prediction
+LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
+SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
+
+
+class ClassPrior(NamedTuple):
+    """Frequencies of the classes, with 90 % intervals."""
+
+    estimate: Tensor  # (c,) sums to 1
+    low: Tensor  # (c,)
+    high: Tensor  # (c,)
+
+
+def checked_class_prior(name: str, given: object, classes: int | None = None) -> ClassPriorChoice:
+    """A word, or frequencies as a tuple of numbers.
+
+    name: of the setting, for errors; classes: how many frequencies there must be, None: any number
+    """
+    if isinstance(given, str):
+        if given in CHOICES:
+            return given  # type: ignore[return-value]
+        raise ValueError(f"{name} must be 'auto', 'uniform', 'labels' or frequencies, got {given!r}")
+    try:
+        values = tuple(float(value) for value in given)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be 'auto', 'uniform', 'labels' or frequencies, got {given!r}"
+        ) from None
+    shown = ", ".join(f"{value:g}" for value in values)
+    if classes is not None and len(values) != classes:
+        raise ValueError(f"{name} must have one frequency per class, {classes}, got {len(values)}: {shown}")
+    if not values or not all(value > 0 for value in values):
+        raise ValueError(f"{name} must have frequencies above 0, got {shown}; a class without images goes")
+    if abs(sum(values) - 1) > SUM_ERROR:
+        raise ValueError(f"{name} must sum to 1, got {shown}, which sum to {sum(values):g}")
+    return values
+
+
+def starting_class_prior(
+    choice: ClassPriorChoice, counts: Tensor, *, unlabeled: bool = True
+) -> Tensor | None:
+    """What is known before the pool is looked at.   ->  (c,), None: equal classes
+
+    counts (c,) of labels; unlabeled: whether there is a pool that they may be a sample of
+    """
+    if not isinstance(choice, str):
+        return torch.tensor(choice) / sum(choice)
+    # By design, too, where most classes have the same number and a few had no more images to label.
+    most_alike = bool((counts == counts.max()).double().mean() >= 0.5)
+    by_design = not unlabeled or most_alike or int(counts.max() - counts.min()) <= 1
+    if choice == "uniform" or (choice == "auto" and by_design):
+        return None
+    return (counts + 0.5) / (counts.sum() + len(counts) / 2)
+
+
+def shrunk(frequencies: Tensor, error: float) -> Tensor:
+    """Closer to equal classes, as James and Stein's estimate: predictions are not perfect.
+
+    (c p(y))^g with g = 1 - (NOISE error / L1 distance to equal classes)^2, or 0.   (c,)  ->  (c,) sums to 1
+    error: expected share of wrong predictions among those that the frequencies were counted on
+    """
+    distance = float((frequencies - 1 / len(frequencies)).abs().sum())
+    noise = NOISE * error
+    found = frequencies ** (1 - (noise / distance) ** 2 if distance > noise else 0.0)
+    return found / found.sum()
+
+
+def labels_agree(counts: Tensor, frequencies: Tensor) -> bool:
+    """Do frequencies that were found without the labels' counts make them likelier than equal classes do?
+
+    If not, the labels are no random sample of the pool.   both (c,)
+    """
+    return float((counts * (len(counts) * frequencies).log()).sum()) >= 0
+
+
+def bounded(frequencies: Tensor) -> Tensor:
+    """None below a tenth of an equal share.   (c,)  ->  (c,) sums to 1"""
+    found = frequencies.clamp_min(LEAST / len(frequencies))
+    return found / found.sum()
+
+
+def with_interval(frequencies: Tensor, labels: int) -> ClassPrior:
+    """As wide as if the labels alone, drawn at random, had shown these frequencies.   (c,)"""
+    share = frequencies.double().numpy()
+    low, high = (
+        torch.from_numpy(beta.ppf(level, labels * share + 0.5, labels * (1 - share) + 0.5)).to(frequencies)
+        for level in INTERVAL
+    )
+    return ClassPrior(frequencies, low.minimum(frequencies), high.maximum(frequencies))

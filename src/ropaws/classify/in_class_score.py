@@ -1,0 +1,191 @@
+"""How much a point looks like the known classes: a score that the labels and the pool give together.
+
+It is made of features that have not been fitted to the labels, so that a labeled image, judged by the other
+labels, looks like any in-class image of the pool. Three pieces of evidence, each standardized over the pool:
+the ratio of the densities of labels and pool, which is local; the similarity to the nearest class mean, which
+hears all labels of a class; and the similarity to class means that in-class images of the pool have joined,
+which matters most with one label per class (Boudiaf et al. 2023, OSLO).
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ropaws import equations as eq
+from ropaws.classify.soft_nn import in_blocks
+
+DENSITY_TEMPERATURE = 0.2  # of both densities, on centered unit features
+BLOCK_BYTES = 1 << 25
+MOST_FOLDS = 64  # of the labels, each judged by the other folds
+MANY_LABELS, FEW_FOLDS = 1000, 10  # and of more labels than that
+# Of the refinement, as in OSLO but for the weight of labels.
+ROUNDS = 2
+INLIER_TEMPERATURE = 0.05
+CLASS_TEMPERATURE = 0.1
+LABEL_WEIGHT = 5.0  # of a label against an image of the pool that is in-class for sure, as r in the paper
+REFINED_TEMPERATURE = 0.2  # of the soft maximum over classes
+EVIDENCE = 3
+
+
+class Labeled(NamedTuple):
+    """Labeled points; unit rows."""
+
+    points: Tensor  # (l, d)
+    classes: Tensor  # (l,) class of each
+    class_count: int
+    class_prior: Tensor | None = None  # (c,) how frequent each class is in the pool; None: all alike
+
+    @property
+    def log_prior(self) -> Tensor | None:
+        """log(c p(y)) over the c classes that have labels, so that equal classes get 0; None for these."""
+        if self.class_prior is None:
+            return None
+        present = torch.bincount(self.classes, minlength=self.class_count) > 0
+        prior = self.class_prior.to(self.points) * present
+        return (present.sum() * prior / prior.sum().clamp_min(eq.TINY)).clamp_min(eq.TINY).log()
+
+
+class Known(NamedTuple):
+    """What points are compared with; unit rows."""
+
+    labeled: Labeled
+    pool: Tensor  # (m, d) a sample of the pool
+    means: Tensor  # (c, d) of the labels of each class; zeros without any
+    refined: Tensor  # (c, d) the same with in-class images of the pool
+
+
+def known_points(labeled: Labeled, pool: Tensor) -> Known:
+    """labeled, pool (m, d) unit rows"""
+    return Known(labeled, pool, class_means(labeled), refined_means(labeled, pool))
+
+
+def class_means(labeled: Labeled) -> Tensor:
+    """Direction of each class.   ->  (c, d) unit rows; zeros for a class without labels"""
+    return F.normalize(_one_hot(labeled).T @ labeled.points, dim=1)
+
+
+def refined_means(labeled: Labeled, pool: Tensor) -> Tensor:
+    """Directions of the classes, with images of the pool that look in-class.
+
+    From class means w_k and uniform z, twice:  xi_i = sigmoid(sum_k z_ik cos(x_i, w_k) / t_s),
+    z_i = softmax_k(xi_i cos(x_i, w_k) / t_z + log p(k)),  w_k = mean of the labels of k, each with weight
+    5, and of the pool with weights xi_i z_ik. With centered features a cosine of 0 is the border between in
+    and out.
+    pool (m, d)  ->  (c, d) unit rows; zeros for a class without labels
+    """
+    one_hot = _one_hot(labeled)
+    present = one_hot.sum(dim=0) > 0
+    one_hot = one_hot[:, present]
+    log_prior = 0.0 if labeled.log_prior is None else labeled.log_prior[present]
+    sums = one_hot.T @ labeled.points
+    means, count = F.normalize(sums, dim=1), one_hot.shape[1]
+    shares = pool.new_full((len(pool), count), 1 / max(1, count))
+    for _ in range(ROUNDS):
+        cosines = pool @ means.T
+        inlier = ((shares * cosines).sum(dim=1, keepdim=True) / INLIER_TEMPERATURE).sigmoid()
+        shares = (inlier * cosines / CLASS_TEMPERATURE + log_prior).softmax(dim=1)
+        means = F.normalize(LABEL_WEIGHT * sums + (inlier * shares).T @ pool, dim=1)
+    refined = pool.new_zeros(labeled.class_count, pool.shape[1])
+    refined[present] = means
+    return refined
+
+
+def _one_hot(labeled: Labeled) -> Tensor:
+    return F.one_hot(labeled.classes, labeled.class_count).to(labeled.points)
+
+
+def log_density_ratio(
+    queries: Tensor,
+    labeled: Labeled,
+    pool: Tensor,
+    *,
+    temperature: float = DENSITY_TEMPERATURE,
+    own: Tensor | None = None,
+) -> Tensor:
+    """s(x) = log p(x | in) - log p(x), where both are means of the same kernel.
+
+    p(x | in) = sum_y p(y) 1/n_y sum_{i of y} k(x, x_i), each class as frequent as it is (Eq. 4 and 5);
+    p(x) = 1/m sum_j k(x, x_j); k(x, x') = exp((cos(x, x') - 1) / t).
+
+    Args:
+        queries: (n, d) unit rows.
+        labeled: Labeled points; classes without any are left out of the mean.
+        pool: (m, d) sample of the pool.
+        temperature: Of the kernel.
+        own: (n,) position of each query in the sample, which then does not count; -1 for none.
+
+    Returns:
+        (n,), high where labels are dense.
+    """
+    counts = torch.bincount(labeled.classes, minlength=labeled.class_count).to(queries)
+    to_labeled = (eq.cosine(queries, labeled.points) - 1) / temperature - counts[labeled.classes].log()
+    if (log_prior := labeled.log_prior) is not None:
+        to_labeled = to_labeled + log_prior[labeled.classes]
+    inside = to_labeled.logsumexp(dim=1) - (counts > 0).to(queries).sum().log()
+    to_pool = (eq.cosine(queries, pool) - 1) / temperature
+    others = queries.new_full((queries.shape[0],), len(pool))
+    if own is not None:
+        rows = (own >= 0).nonzero().squeeze(1)
+        to_pool[rows, own[rows]] = -math.inf
+        others[rows] -= 1
+    return inside - to_pool.logsumexp(dim=1) + others.clamp_min(1).log()
+
+
+def evidence(queries: Tensor, known: Known, own: Tensor | None = None) -> Tensor:
+    """The three pieces, each high where a point looks in-class.
+
+    queries (n, d) unit rows, own (n,) as in log_density_ratio  ->  (n, 3)
+    """
+    if queries.shape[0] == 0:
+        return queries.new_empty(0, EVIDENCE)
+    size = max(1, BLOCK_BYTES // (4 * max(1, len(known.labeled.points) + len(known.pool))))
+    blocks = in_blocks(queries, size)
+    owners = itertools.repeat(None) if own is None else in_blocks(own, size)
+    return torch.cat([_evidence(part, known, whose) for part, whose in zip(blocks, owners, strict=False)])
+
+
+def _evidence(queries: Tensor, known: Known, own: Tensor | None) -> Tensor:
+    missing = torch.bincount(known.labeled.classes, minlength=known.labeled.class_count) == 0
+    nearest, refined = (
+        (queries @ means.T).masked_fill(missing, -math.inf) for means in (known.means, known.refined)
+    )
+    pieces = (
+        log_density_ratio(queries, known.labeled, known.pool, own=own),
+        nearest.amax(dim=1),
+        (refined / REFINED_TEMPERATURE).logsumexp(dim=1),
+    )
+    return torch.stack(pieces, dim=1)
+
+
+def held_out_evidence(labeled: Labeled, pool: Tensor, own: Tensor) -> Tensor:
+    """Of the labels, each judged by those of other folds: one by one up to 64 labels, in ten beyond 1,000.
+
+    A fold compares the whole sample with every class. So its number must not grow with the labels, as
+    thousands of classes have thousands of both.
+
+    The only label of a class is judged by the other classes. A lone label has no evidence: NaN.
+    pool (m, d) sample of the pool, own (l,) position of each label in it, -1 for none  ->  (l, 3)
+    """
+    count = len(labeled.points)
+    folds = torch.empty(count, dtype=torch.long, device=labeled.points.device)
+    by_class = labeled.classes.argsort(stable=True)
+    parts = min(count, MOST_FOLDS if count <= MANY_LABELS else FEW_FOLDS)
+    folds[by_class] = torch.arange(count, device=folds.device) % max(1, parts)
+    found = pool.new_full((count, EVIDENCE), math.nan)
+    for fold in range(parts):
+        out = folds == fold
+        if out.all():
+            break
+        rest = labeled._replace(points=labeled.points[~out], classes=labeled.classes[~out])
+        found[out] = evidence(labeled.points[out], known_points(rest, pool), own[out])
+    return found
+
+
+def evidence_weights(labels: int, classes: int) -> Tensor:
+    """Weights that sum to 1; what the pool says counts for more where classes have few labels.   ->  (3,)"""
+    weights = torch.tensor([1.0, 1.0, 1.0 + 2 * max(1, classes) / max(1, labels)])
+    return weights / weights.sum()

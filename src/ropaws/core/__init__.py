@@ -1,0 +1,1 @@
+"""What every room needs: label codes, records, seeds, files, terminal."""

@@ -1,0 +1,142 @@
+"""What the machine can do: device, precision, threads, memory."""
+
+import ctypes
+import math
+import os
+import platform
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from ropaws.core.cores import (
+    CoreTimes,
+    available_cores,
+    busy_elsewhere,
+    core_times,
+    own_cores,
+    processes_here,
+)
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+
+# glibc's mallopt parameters
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """'auto' takes a GPU where there is one; another name is taken at its word or refused.
+
+    The processes on one machine take a GPU each.
+    """
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(
+                f"process {local_rank} of this machine finds no GPU for itself: there are"
+                f" {torch.cuda.device_count()}; start fewer processes, or use train.device=cpu"
+            )
+        return torch.device("cuda", local_rank)
+    if name == "auto":
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about kinds of devices that are no more
+            device = torch.device(name)
+            float(torch.ones(1, device=device))  # "meta" would take it, and hold nothing
+    except Exception as error:  # torch raises nearly anything where a device or its driver is missing
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"train.device={name!r} cannot be used here ({reason}); try auto or cpu") from None
+    return device
+
+
+def choose_precision(precision: Precision, device: torch.device) -> Precision:
+    """The precision to compute in. 'auto': bf16 where the hardware is fast at it."""
+    if precision != "auto":
+        return precision
+    return "bf16" if fast_at_bf16(device) else "fp32"
+
+
+def half_type(precision: Precision) -> torch.dtype | None:
+    """The type that the network computes in under autocast; None for fp32."""
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+
+
+def fast_at_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        # Without these instructions bf16 is emulated, many times slower than fp32. Not in every torch.
+        checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        return any(getattr(torch.cpu, check, bool)() for check in checks)
+    return False
+
+
+@contextmanager
+def threads_for(asked: int | None) -> Iterator[None]:
+    """Compute with as many threads as asked, or as are this process's share of the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(asked or choose_threads(os.environ, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def choose_threads(environment: Mapping[str, str], before: int) -> int:
+    """The cores shared out to the processes of this machine, unless the user has set OMP_NUM_THREADS.
+
+    torchrun sets it to 1 where the user has not; which of them said 1 cannot be known. before: what torch
+    would use, which for a single process is right but where a container allows less.
+    """
+    several = processes_here(environment) > 1
+    said = environment.get("OMP_NUM_THREADS")
+    by_torchrun = said == "1" and several and "TORCHELASTIC_RUN_ID" in environment
+    if said is not None and not by_torchrun:
+        return before
+    return own_cores(environment) if several else min(before, own_cores(environment))
+
+
+class LoadWatch:
+    """Notices once, some seconds into training, that other programs take cores from our threads.
+
+    They wait for each other after every operation, so that one of them without a core holds up all
+    (benchmarks/busy.py). Fewer threads would be faster then, but a seed must give the same weights whatever
+    else the machine does, and the number of threads changes the rounding: it is the user's choice.
+    """
+
+    SECONDS = 10.0
+    BUSY = 0.5  # cores; below that, waiting costs less than a thread brings
+
+    def __init__(self, started: CoreTimes | None = None) -> None:
+        self.started = started or core_times()
+
+    def advice(self, now: CoreTimes | None = None) -> str | None:
+        """A line for the user, at most once."""
+        if self.started is None or (now := now or core_times()) is None:
+            return None
+        if now.moment - self.started.moment < self.SECONDS:
+            return None
+        others, threads = busy_elsewhere(self.started, now), torch.get_num_threads()
+        self.started = None
+        if threads < 2 or others < self.BUSY:
+            return None
+        fewer = max(1, threads - math.ceil(others))
+        return (
+            f"Other programs keep {others:.1f} of {available_cores()} cores busy, and {threads} threads wait"
+            f" for each other: --train.threads {fewer} is likely faster"
+        )
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory instead of giving it back after every tensor.
+
+    A training step on a CPU frees and takes the same megabytes again and again; each time, the
+    kernel clears every page. benchmarks/step_time.py measures the gain. No effect elsewhere.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        libc.mallopt(M_TOP_PAD, 64 << 20)

@@ -1,1 +1,0 @@
-"""A person's own image files."""

@@ -1,0 +1,290 @@
+"""Networks, and the settings that choose one."""
+
+import contextlib
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ropaws.core.labels import nearest
+from ropaws.embedding import efficientnet_lite
+from ropaws.embedding.convnets import SmallConvNet, WideResNet, resnet18, resnet50
+from ropaws.embedding.efficientnet_lite import EfficientNetLite0
+from ropaws.embedding.encoder import Encoder
+from ropaws.embedding.heads import KnownFeatures, linear_head, prediction_head, projection_head
+from ropaws.embedding.pretrained import (
+    LITE,
+    NETWORKS,
+    known_name,
+    timm_name,
+    weights_at_hand,
+    weights_input,
+)
+from ropaws.embedding.timm_backbone import TIMM, TimmBackbone, check_timm_name, official_names
+from ropaws.embedding.weight_files import fit_weights, init_projection, looks_like, read_weights
+from ropaws.pool.augment import Normalization
+
+__all__ = [
+    "BACKBONES",
+    "FEATURES",
+    "LITE",
+    "PRETRAINED",
+    "Encoder",
+    "ModelConfig",
+    "build_encoder",
+    "check_model",
+    "download_notice",
+    "load_init",
+    "pretrained_normalization",
+    "recognize_backbone",
+]
+
+PRETRAINED = Path("pretrained")
+MOST_DEPTH, MOST_WIDTH, MOST_DIMS = 1000, 256, 1 << 16  # beyond these no memory suffices
+MOST_WEIGHTS = 1 << 31  # 8 GB, and twice as much again for gradients and momentum
+
+FEATURES = "features"  # the backbone of runs whose data are features
+MOST_FROZEN_VIEWS = 64
+
+BACKBONES: dict[str, Callable[[int], nn.Module]] = {
+    LITE: EfficientNetLite0,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    FEATURES: KnownFeatures,
+    "small": lambda channels: SmallConvNet(channels=channels),
+    "wrn-28-2": lambda channels: WideResNet(28, 2, channels),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network."""
+
+    backbone: str = "wrn-28-2"
+    """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18, resnet50; a pretrained network that `ropaws
+    backbones` lists, such as dinov2-small; timm:NAME; or features for data that are features."""
+    init: Path | None = None
+    """Weights that the backbone starts from: a .pth or .safetensors file; "pretrained" for the published ones
+    of a named network (`ropaws backbones`) or of a timm model."""
+    init_projection: bool = False
+    """The projection head starts from init too, which must be the weights of another run then."""
+    frozen: bool = False
+    """Leave the backbone as it is: its features are computed once, and only the heads are trained."""
+    frozen_views: int = 4
+    """With frozen: random views of each training image whose features are kept, besides the center view."""
+    head: Literal["mlp", "linear"] = "mlp"
+    """Projection head: mlp, as in the paper; linear starts as the principal components of the features."""
+    projection_hidden: int = 128
+    """Width of the projection head's two hidden layers."""
+    projection_dims: int = 128
+    """Dimensions of the embedding."""
+    prediction_hidden: int | None = None
+    """Hidden width of the prediction head; None for no such head (then z = h)."""
+
+    def __post_init__(self) -> None:
+        for name in ("projection_hidden", "projection_dims", "prediction_hidden"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MOST_DIMS:
+                raise ValueError(f"model.{name} must be from 1 to {MOST_DIMS}, got {value}")
+        if not 0 <= self.frozen_views <= MOST_FROZEN_VIEWS:
+            raise ValueError(
+                f"model.frozen_views must be from 0 to {MOST_FROZEN_VIEWS}, got {self.frozen_views}"
+            )
+        if self.init_projection and self.init in (None, PRETRAINED):
+            raise ValueError("model.init_projection needs the weights of another run as model.init")
+        if self.frozen and self.init is None and self.backbone != FEATURES:
+            raise ValueError(
+                "model.frozen needs weights that the backbone keeps: set model.init to a weight file, or to"
+                f" {PRETRAINED}"
+            )
+        if self.init == PRETRAINED and self.backbone not in NETWORKS and not self.backbone.startswith(TIMM):
+            raise ValueError(
+                f"model.init={PRETRAINED} goes with {', '.join(NETWORKS)} or {TIMM}NAME, got {self.backbone}"
+            )
+        if timm_name(self.backbone) is None:  # timm is slow to load; it is asked when the network is built
+            backbone_builder(self.backbone)
+
+
+def backbone_builder(name: str) -> Callable[[int], nn.Module]:
+    """The function that makes a backbone for a number of image channels."""
+    if name in BACKBONES:
+        return BACKBONES[name]
+    if (other := timm_name(name)) is not None:
+        check_timm_name(other)
+        return lambda channels: TimmBackbone(other, channels)
+    if match := re.fullmatch(r"wrn-(\d{1,9})-(\d{1,9})", name):
+        depth, width = map(int, match.groups())
+        if depth > MOST_DEPTH or width > MOST_WIDTH:
+            raise ValueError(
+                f"model.backbone: a WRN has a depth of at most {MOST_DEPTH} and a width of at most"
+                f" {MOST_WIDTH}, got {name}"
+            )
+        return lambda channels: WideResNet(depth, width, channels)
+    if match := re.fullmatch(r"small-([1-9]\d{0,8})", name):
+        first = int(match[1])
+        if first > MOST_WIDTH:
+            raise ValueError(f"model.backbone: small-WIDTH has a width of at most {MOST_WIDTH}, got {first}")
+        if first < 8:  # torch 2.13 corrupts memory in the backward pass of channels-last convolutions of 4
+            raise ValueError(f"model.backbone: small-WIDTH has a width of at least 8, got {first}")
+        return lambda channels: SmallConvNet((first, 2 * first, 4 * first), channels)
+    known = [*BACKBONES, *(other for other in NETWORKS if other != LITE)]
+    raise ValueError(
+        f"model.backbone: unknown backbone {name!r}, did you mean"
+        f" {nearest(name, known)!r}? Known: {', '.join(known)}, {TIMM}NAME"
+    )
+
+
+def build_encoder(config: ModelConfig, *, channels: int, autocast: torch.dtype | None = None) -> Encoder:
+    """A new network with random weights from torch's global generator.
+
+    Raises:
+        ValueError: It would have more than MOST_WEIGHTS weights.
+    """
+    if timm_name(config.backbone) is None:
+        with torch.device("meta"):  # takes no memory
+            weights = sum(weight.numel() for weight in _assemble(config, channels, autocast).parameters())
+        if weights > MOST_WEIGHTS:
+            raise ValueError(
+                f"backbone {config.backbone} with projection_hidden={config.projection_hidden} has"
+                f" {weights:,} weights, more than {MOST_WEIGHTS:,}; choose a smaller network"
+            )
+    encoder = _assemble(config, channels, autocast)
+    return encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _assemble(config: ModelConfig, channels: int, autocast: torch.dtype | None) -> Encoder:
+    backbone = backbone_builder(config.backbone)(channels)
+    features = int(backbone.features)  # type: ignore[arg-type]
+    if config.head == "linear":
+        projection = linear_head(features, config.projection_dims)
+    else:
+        projection = projection_head(features, config.projection_hidden, config.projection_dims)
+    prediction: nn.Module = nn.Identity()
+    if config.prediction_hidden is not None:
+        prediction = prediction_head(config.projection_dims, config.prediction_hidden)
+    return Encoder(backbone, projection, prediction, autocast=autocast, frozen=config.frozen)
+
+
+def load_init(
+    encoder: Encoder, config: ModelConfig, parts: Sequence[str] = ("backbone",), *, channels: int
+) -> list[str]:
+    """Start parts of the encoder from the weights that the settings name.
+
+    Args:
+        encoder: The network to start.
+        config: Its settings; config.init is a weight file, or "pretrained".
+        parts: "backbone", and "projection" where the file has a projection head (another run's). A frozen
+            backbone is always loaded.
+        channels: Of the images.
+
+    Returns:
+        The names in the file that were left out.
+    """
+    if config.init is None or not (config.frozen or "backbone" in parts):
+        return []
+    if config.init == PRETRAINED:
+        encoder.backbone.load_state_dict(_pretrained_state(config, channels))
+        return []
+    weights = read_weights(config.init)
+    try:
+        fitting, left = _fit(encoder.backbone, weights)
+    except ValueError as error:
+        fits = _fitting_backbone(weights)
+        what = f"{fits}; use --backbone {fits}" if fits else looks_like(weights)
+        raise ValueError(
+            f"model.init: {config.init} does not fit backbone {config.backbone}: it looks like {what}"
+            f" ({error})"
+        ) from None
+    _own_part(encoder.backbone).load_state_dict(fitting, strict=False)
+    wanted = "projection" in parts or config.init_projection
+    return init_projection(encoder.projection, config.init, left) if wanted else left
+
+
+def _own_part(backbone: nn.Module) -> nn.Module:
+    """The module whose names weight files have."""
+    return backbone.body if isinstance(backbone, TimmBackbone) else backbone
+
+
+def _fit(backbone: nn.Module, weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """As fit_weights, also with the names that the authors of a network of timm's have given."""
+    part = _own_part(backbone)
+    try:
+        return fit_weights(part, weights)
+    except ValueError:
+        renamed = official_names(part, weights) if isinstance(backbone, TimmBackbone) else None
+        if renamed is None:
+            raise
+        try:
+            return fit_weights(part, renamed)
+        except ValueError:
+            pass
+        raise
+
+
+def _pretrained_state(config: ModelConfig, channels: int) -> dict[str, Tensor]:
+    name = timm_name(config.backbone)
+    if name is not None:
+        file = weights_at_hand(config.backbone)  # without a look at the network
+        return TimmBackbone(name, channels, pretrained=True, file=file).state_dict()
+    weights = efficientnet_lite.pretrained_weights()
+    if channels == 1:  # a grayscale image has the same value in each of the three channels
+        weights["_conv_stem.weight"] = weights["_conv_stem.weight"].sum(dim=1, keepdim=True)
+    return weights
+
+
+def pretrained_normalization(config: ModelConfig, *, channels: int) -> Normalization | None:
+    """What the weights expect of their input, from wherever they come; None where the data decides."""
+    expected = None if config.init is None else weights_input(config.backbone)
+    if expected is None or channels == 3:
+        return expected and expected.normalize
+    mean, std = expected.normalize.mean, expected.normalize.std
+    return Normalization((sum(mean) / len(mean),), (sum(std) / len(std),))
+
+
+def download_notice(config: ModelConfig) -> str:
+    """What is said before weights are downloaded; nothing where they are at hand."""
+    name = timm_name(config.backbone)
+    if config.init != PRETRAINED or name is None or weights_at_hand(config.backbone) is not None:
+        return ""
+    row = NETWORKS.get(known_name(config.backbone))
+    size = "" if row is None else f"{row.megabytes} MB, "
+    return f"; its weights are downloaded through timm ({size}https://huggingface.co/timm/{name})"
+
+
+def check_model(config: ModelConfig) -> None:
+    """Check that timm is installed and the weight file readable, before the data is read."""
+    backbone_builder(config.backbone)
+    if config.init == PRETRAINED and config.backbone == LITE:
+        efficientnet_lite.pretrained_weights()
+    elif config.init is not None and config.init != PRETRAINED:
+        read_weights(config.init)
+
+
+def recognize_backbone(path: Path) -> str:
+    """Which network a weight file fits, by the names and shapes in it."""
+    weights = read_weights(path)
+    if (name := _fitting_backbone(weights)) is not None:
+        return name
+    raise ValueError(
+        f"--init: {path} looks like {looks_like(weights)}, and fits none of {', '.join(_candidates())};"
+        " name its --backbone"
+    )
+
+
+def _candidates() -> list[str]:
+    has_timm = importlib.util.find_spec("timm") is not None
+    return ["resnet50", "resnet18", "wrn-28-2", "small", *(n for n in NETWORKS if n == LITE or has_timm)]
+
+
+def _fitting_backbone(weights: dict[str, Tensor]) -> str | None:
+    for name in _candidates():
+        with contextlib.suppress(ValueError), torch.device("meta"):  # names and shapes are enough
+            backbone = backbone_builder(name)(3)
+            _fit(backbone, weights)
+            return name
+    return None

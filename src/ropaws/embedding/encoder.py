@@ -1,0 +1,146 @@
+"""Backbone, projection and prediction in one module: images or features in, unit embeddings h and z out."""
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ropaws.core.records import Embeddings
+from ropaws.embedding.heads import ComponentsHead
+
+
+class Encoder(nn.Module):
+    """The trained network. Computes in half precision where asked, and always answers in float32.
+
+    A batch with two dimensions holds features of the backbone, which they skip, or these in the main
+    directions of a linear head: training on features that are known and prediction on images share one
+    network. With frozen the backbone stays as it is; its
+    features have the precision of those that a cache keeps, so that both ways give the same.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        projection: nn.Sequential,
+        prediction: nn.Module,
+        *,
+        autocast: torch.dtype | None = None,
+        frozen: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.projection = projection
+        self.prediction = prediction  # nn.Identity: z is h
+        self.autocast = autocast
+        self.frozen = frozen
+        if frozen:
+            backbone.requires_grad_(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Encoder":
+        super().requires_grad_(requires_grad)
+        if self.frozen:
+            self.backbone.requires_grad_(False)
+        return self
+
+    def train(self, mode: bool = True) -> "Encoder":
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()  # its batch statistics stay too
+        return self
+
+    def forward(self, batches: Sequence[Tensor]) -> list[Embeddings]:
+        """Embed batches of crops; batches of one size go through the network as one.
+
+        Batch statistics are thus shared within a size and never mixed between sizes.
+        batches: each (n_i, channels, size_i, size_i) or (n_i, feature_dims)  ->  one Embeddings (n_i, d) each
+        """
+        by_size: dict[torch.Size, list[int]] = {}
+        for index, batch in enumerate(batches):
+            by_size.setdefault(batch.shape[2:], []).append(index)
+        embedded: dict[int, Embeddings] = {}
+        for indices in by_size.values():
+            together = self._embed(torch.cat([batches[i] for i in indices]))
+            lengths = [batches[i].shape[0] for i in indices]
+            parts = zip(together.h.split(lengths), together.z.split(lengths), strict=True)
+            embedded.update({i: Embeddings(h, z) for i, (h, z) in zip(indices, parts, strict=True)})
+        return [embedded[i] for i in range(len(batches))]
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the backbone says of images, for methods with heads of their own.   ->  (n, feature_dims)
+
+        images: (n, channels, size, size), or (n, feature_dims) features that are known already
+        """
+        if images.ndim == 2:
+            return self._known(images)
+        with self._precision(images):
+            features = self.backbone(images.contiguous(memory_format=torch.channels_last))
+        return _widen(features.half() if self.frozen else features)
+
+    def trained_features(self, images: Tensor) -> Tensor:
+        """What a classifier of a method's own stands on.   ->  (n, trained_dims)
+
+        The features of the backbone; those of a frozen one go through the projection head, which is trained.
+        """
+        features = self.features(images)
+        return _widen(self.projection(features)) if self.frozen else features
+
+    @property
+    def trained_dims(self) -> int:
+        """Dimensions of trained_features."""
+        return self.embedding_dims if self.frozen else self.feature_dims
+
+    @property
+    def embedding_dims(self) -> int:
+        """Dimensions of the embeddings h and z."""
+        return int(self.projection[-1].out_features)  # type: ignore[arg-type]
+
+    @property
+    def feature_dims(self) -> int:
+        """Dimensions of the backbone's features."""
+        return int(self.backbone.features)  # type: ignore[arg-type]
+
+    def backbone_digest(self) -> str:
+        """A fingerprint of the backbone's weights, but for counters that do not change what it computes."""
+        state = hashlib.blake2b(digest_size=16)
+        for name, value in sorted(self.backbone.state_dict().items()):
+            if not name.endswith("num_batches_tracked"):
+                state.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+                state.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return state.hexdigest()
+
+    def _known(self, features: Tensor) -> Tensor:
+        head = next(iter(self.projection), None)
+        directed = isinstance(head, ComponentsHead) and head.takes_directions
+        if features.shape[1] != self.feature_dims and not (
+            directed and features.shape[1] == head.out_features  # type: ignore[union-attr]
+        ):
+            raise ValueError(
+                f"features have {features.shape[1]} dimensions, but the network takes {self.feature_dims};"
+                " use features of the same backbone"
+            )
+        return features
+
+    def _embed(self, images: Tensor) -> Embeddings:
+        if self.frozen or images.ndim == 2:  # the head is small: in full precision
+            h = self.projection(self.features(images))
+            z = self.prediction(h)
+        else:
+            images = images.contiguous(memory_format=torch.channels_last)
+            with self._precision(images):
+                h = self.projection(self.backbone(images))
+                z = self.prediction(h)
+        return Embeddings(F.normalize(_widen(h), dim=1), F.normalize(_widen(z), dim=1))
+
+    def _precision(self, images: Tensor) -> AbstractContextManager[object]:
+        kind = images.device.type
+        if self.autocast is None and not torch.is_autocast_enabled(kind):
+            return nullcontext()  # nothing to keep out; an exported graph would hold a block for it
+        half = self.autocast or torch.bfloat16
+        return torch.autocast(kind, dtype=half, enabled=self.autocast is not None)
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

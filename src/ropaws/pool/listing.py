@@ -1,0 +1,367 @@
+"""Which images there are, and what is known of them: folders, tables, arrays, saved datasets."""
+
+import csv
+import functools
+import os
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ropaws.core.files import PARSED, ROW, TABLE_FILE, check_regular, check_rows, read_regular
+from ropaws.core.labels import class_name, refuse_verdict
+from ropaws.pool.array_files import list_arrays
+from ropaws.pool.content import ImageRef, one_line_errors, open_image, read_content
+from ropaws.pool.decoding import is_image_file, to_rgb, upright, walk_images
+from ropaws.pool.saved_datasets import is_dataset, list_dataset
+
+# What a spreadsheet takes for the beginning of a formula, or skips before one; full-width forms too.
+_BEGINS = r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
+_FORMULA = re.compile(f"'*{_BEGINS}")
+_MARKED = re.compile(f"'+{_BEGINS}")
+
+
+def as_cell(value: Any) -> Any:
+    """A text as it is written; numbers stay as they are."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def from_cell(text: str) -> str:
+    """The text that as_cell was given."""
+    return text[1:] if _MARKED.match(text) else text
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write rows one by one; the columns are those of the first. Returns their number."""
+    count = 0
+    # Names that are not UTF-8 are written as they are on disk.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        for row in rows:
+            if count == 0:
+                writer.writerow([as_cell(name) for name in row])
+            writer.writerow([as_cell(value) for value in row.values()])
+            count += 1
+    return count
+
+
+def read_csv(path: Path) -> Iterator[dict[str, str | None]]:
+    """Rows of a table with a head. A row that is too short has None, what is too long is left out.
+
+    Raises:
+        ValueError: The file is not such a table.
+    """
+    with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        try:
+            for row in csv.DictReader(file):
+                yield {
+                    from_cell(name): None if value is None else from_cell(value)
+                    for name, value in row.items()
+                    if name is not None
+                }
+        except csv.Error as error:  # such as a field of more than 131,072 characters
+            raise ValueError(f"{path} is not a readable table ({error}); write it again") from None
+
+
+TABLES = (".csv", ".parquet")
+PARQUET_ROWS = 256  # that are read at a time
+# The column of tables that `predict` and `explore` write, and what both write into it.
+OUTSIDE, YES, NO = "out_of_class", ("true", "yes", "1"), ("", "false", "no", "0")
+Sources = Path | str | Sequence[Path | str]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Images in order, and the label of each, or None: folders, tables, arrays and saved datasets alike.
+
+    Nothing is decoded until an image is asked for.
+
+    >>> import numpy as np, ropaws, tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> np.savez(folder / "own.npz", images=np.zeros((3, 8, 6), np.uint8), labels=["cat", "", "dog"])
+    >>> pool = ropaws.Pool.open(labeled=folder / "own.npz")
+    >>> len(pool), pool.labels, pool.image(0).size
+    (3, ('cat', None, 'dog'), (6, 8))
+    >>> ropaws.Pool.open(folder / "own.npz").labels
+    (None, None, None)
+    """
+
+    images: tuple[ImageRef, ...] = ()  # where each is stored
+    labels: tuple[str | None, ...] = ()
+    notes: tuple[str, ...] = ()  # a line for each thing that was left out
+
+    @classmethod
+    def open(
+        cls,
+        unlabeled: Sources = (),
+        *,
+        labeled: Sources = (),
+        test: Sources = (),
+        prefix: str = "--",
+        may_be_empty: bool = False,
+    ) -> "Pool":
+        """List all images of some sources: labeled ones first, each once, also where sources overlap.
+
+        Args:
+            unlabeled: Folders, searched recursively, images, tables of paths, .npz files, saved datasets;
+                labels in them are not looked at.
+            labeled: Folders with a folder for each class, tables of path and label, .npz files or datasets.
+            test: As labeled; images of no class may have the verdict out-of-class as their label.
+            prefix: Of the names of these arguments in errors: "--" for options, "data." for settings.
+            may_be_empty: A class folder without an image is a note, and no error.
+
+        Raises:
+            FileNotFoundError: A source is not there.
+            ValueError: A source has no image or no label, or an image has two labels.
+        """
+        return merge(
+            [
+                *(
+                    list_labeled(source, name=f"{prefix}labeled", may_be_empty=may_be_empty)
+                    for source in _paths(labeled)
+                ),
+                *(
+                    list_tests(source, name=f"{prefix}test", may_be_empty=may_be_empty)
+                    for source in _paths(test)
+                ),
+                *(list_unlabeled(source) for source in _paths(unlabeled)),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The path of each image; a row of an array or a dataset has the path of that and its number."""
+        return tuple(map(str, self.images))
+
+    def image(self, index: int) -> Image.Image:
+        """Decode an image whole, upright, in RGB.
+
+        Raises:
+            UnreadableError: It cannot be decoded, or is not there any more.
+        """
+        with one_line_errors(), open_image(read_content(self.images[index])) as opened:
+            return to_rgb(upright(opened))
+
+    @property
+    def are_files(self) -> bool:
+        """Is every image a file of its own?"""
+        return all(isinstance(image, Path) for image in self.images)
+
+
+def _paths(sources: Sources) -> list[Path]:
+    return [Path(source) for source in ([sources] if isinstance(sources, Path | str) else sources)]
+
+
+def list_labeled(source: Path, *, name: str = "--labeled", may_be_empty: bool = False) -> Pool:
+    """A folder with a folder for each class, a table of path and label, an .npz, or a saved dataset.
+
+    name: the option or setting that the source comes from, for errors
+    may_be_empty: a class folder without an image is a note, and no error
+    """
+    pool = list_tests(source, name=name, may_be_empty=may_be_empty)
+    refuse_verdict({label for label in pool.labels if label is not None}, f"{name}: {source}")
+    return pool
+
+
+def list_tests(source: Path, *, name: str = "--test", may_be_empty: bool = False) -> Pool:
+    """As list_labeled; images of no class may have the verdict as their label."""
+    pool = _list_rows(source)
+    if pool is None:
+        if source.suffix.lower() in TABLES:
+            pool = read_table(source)
+        elif source.is_dir():
+            pool = _class_folders(source, name, may_be_empty)
+        else:
+            raise FileNotFoundError(f"{name}: {_missing(source)}")
+    known = {label for label in pool.labels if label is not None}
+    if not known:
+        raise ValueError(f"{name}: {source} has no label; every row's label is empty")
+    _check_spelling(known, f"{name}: {source}")
+    return pool
+
+
+def list_unlabeled(source: Path) -> Pool:
+    """A folder, walked to the bottom; an image; a table, .npz or dataset, whose labels are not looked at."""
+    rows = _list_rows(source)
+    images: tuple[ImageRef, ...]
+    if rows is not None:
+        images = rows.images
+    elif source.suffix.lower() in TABLES:
+        images = read_table(source, needs_label=False).images
+    elif source.is_dir():
+        images = tuple(walk_images(source))
+    elif source.is_file() and is_image_file(source.name):
+        images = (source,)
+    else:
+        raise FileNotFoundError(_missing(source))
+    if not images:
+        raise ValueError(f"{source} has no image; known are .jpg .png .webp .bmp .gif .tif .ppm .avif .heic")
+    return Pool(images, (None,) * len(images))
+
+
+def merge(pools: Sequence[Pool]) -> Pool:
+    """One pool in which each image is once, also where a link or `..` leads to it again.
+
+    An image that is labeled anywhere keeps its label.
+
+    Raises:
+        ValueError: An image has two labels.
+    """
+    places, notes = _RealPlaces(), [note for pool in pools for note in pool.notes]
+    first: dict[Hashable, ImageRef] = {}
+    label_of: dict[Hashable, str | None] = {}
+    count, example = 0, ""  # of images that another path has led to
+    for pool in pools:
+        for image, label in zip(pool.images, pool.labels, strict=True):
+            image = image.absolute() if isinstance(image, Path) else image
+            place = places.of(image)
+            known = first.setdefault(place, image)
+            also = "" if known == image else f" (the same image as {known})"
+            known_label = label_of.setdefault(place, label)
+            if known_label is None:
+                label_of[place] = label
+            elif label not in (None, known_label):
+                raise ValueError(f"{image} has two labels, {known_label!r} and {label!r}{also}; remove one")
+            if also:
+                count, example = count + 1, example or f"{image}{also}"
+    if count:
+        notes.append(f"{count:,} images were named twice, by a link or ..; each counts once: {example}")
+    return Pool(tuple(first.values()), tuple(label_of.values()), tuple(notes))
+
+
+class _RealPlaces:
+    """Where images really are. Folders are looked up once: a pool has far fewer of them than images."""
+
+    def __init__(self) -> None:
+        self.folders: dict[str, str] = {}
+
+    def of(self, image: ImageRef) -> Hashable:
+        """Equal for two images if and only if they are one."""
+        if not isinstance(image, Path):
+            return (self._real(str(image[0])), *image[1:])
+        folder, name = os.path.split(image)
+        return os.path.realpath(image) if os.path.islink(image) else os.path.join(self._real(folder), name)
+
+    def _real(self, folder: str) -> str:
+        if folder not in self.folders:
+            self.folders[folder] = os.path.realpath(folder)
+        return self.folders[folder]
+
+
+def _list_rows(source: Path) -> Pool | None:
+    """Images that are not files; None for any other source."""
+    if source.suffix.lower() == ".npz":
+        rows, labels = list_arrays(source)
+        return Pool(tuple(rows), tuple(labels))
+    if source.is_dir() and is_dataset(source):
+        dataset_rows, labels = list_dataset(source)
+        return Pool(tuple(dataset_rows), tuple(labels))
+    return None
+
+
+def _missing(source: Path) -> str:
+    if source.exists():
+        return f"{source} is neither a folder nor a {', '.join(TABLES)} or .npz file"
+    return f"no folder or table at {source}"
+
+
+def _class_folders(source: Path, option: str, may_be_empty: bool) -> Pool:
+    paths: list[Path] = []
+    labels: list[str | None] = []
+    notes: list[str] = []
+    with os.scandir(source) as entries:
+        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    if not folders:
+        raise ValueError(f"{option}: {source} has no folder in it; it needs one for each class")
+    for name in folders:
+        found = list(walk_images(source / name))
+        if not found:
+            notes.append(f"{option}: class folder {source / name} has no image; fill it or remove it")
+        paths += found
+        labels += [class_name(name)] * len(found)
+    if notes and not (paths and may_be_empty):
+        raise ValueError(notes[0])
+    return Pool(tuple(paths), tuple(labels), tuple(notes))
+
+
+def _check_spelling(labels: Iterable[str], place: str) -> None:
+    seen: dict[str, str] = {}
+    for label in sorted(labels):
+        plain = " ".join(label.casefold().split())
+        if plain in seen:
+            raise ValueError(
+                f"{place} has the labels {seen[plain]!r} and {label!r}, which differ only by case or blanks;"
+                " make them one, or tell them apart"
+            )
+        seen[plain] = label
+
+
+def read_table(path: Path, *, needs_label: bool = True) -> Pool:
+    """Rows of path and label. Paths are relative to the table's folder; an empty label is none, and so is one
+    of a row that is marked as out-of-class: `predict` names the likeliest class there too.
+    """
+    try:
+        check_regular(path, TABLE_FILE)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no table at {path}") from None
+    rows: Iterable[Mapping[str, object]]
+    wanted = ("path", "label") if needs_label else ("path",)
+    if path.suffix.lower() == ".csv":
+        check_rows(read_regular(path, TABLE_FILE), path)
+        rows = read_csv(path)
+    else:
+        rows = _read_parquet(path, wanted)
+    paths: list[Path] = []
+    labels: list[str | None] = []
+    outside = 0
+    for row in rows:
+        for column in wanted:
+            if column not in row:
+                raise ValueError(
+                    f"{path} has no column {column!r}; it has {', '.join(map(str, row)) or 'none'}"
+                )
+        paths.append(path.parent / str(row["path"]))
+        label = "" if row.get("label") is None else class_name(str(row["label"]).strip())
+        if label and needs_label and _is_outside(row.get(OUTSIDE), path):
+            outside, label = outside + 1, ""
+        labels.append(label or None)
+    if not paths:
+        raise ValueError(f"{path} has no rows")
+    missing = [place for place in paths if not place.is_file()]
+    if missing:
+        raise ValueError(f"{path} names {len(missing)} files that are not there, the first is {missing[0]}")
+    note = f"{path}: {outside:,} rows are marked as {OUTSIDE}, so their labels are left out"
+    return Pool(tuple(paths), tuple(labels), (note,) if outside else ())
+
+
+def _is_outside(value: object, path: Path) -> bool:
+    text = "" if value is None else str(value).strip().casefold()
+    if text not in (*YES, *NO):
+        raise ValueError(f"{path}: {OUTSIDE} must be True or False, yes or empty, got {value!r:.80}")
+    return text in YES
+
+
+def _read_parquet(path: Path, wanted: Sequence[str]) -> Iterable[Mapping[str, object]]:
+    """A few rows at a time: a small file can stand for many gigabytes."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f"{path}: parquet tables need pyarrow; pip install 'ropaws[parquet]'") from None
+    count = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = [name for name in ("path", "label", OUTSIDE) if name in file.schema_arrow.names]
+            if not set(wanted) <= set(columns):
+                columns = file.schema_arrow.names  # for the error, which names them
+            for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
+                count += batch.nbytes + ROW * len(batch)
+                PARSED.check(count, f"{path}, once read,")
+                yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a readable table ({error!s:.200}); write it again") from None

@@ -1,0 +1,215 @@
+"""How frequent classes are in the pool: what is taken for it, what is found, and what it is good for."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ropaws import RoPAWSClassifier
+from ropaws.classify import head
+from ropaws.classify.class_prior import (
+    NOISE,
+    bounded,
+    checked_class_prior,
+    labels_agree,
+    shrunk,
+    starting_class_prior,
+    with_interval,
+)
+from ropaws.classify.classifier import ClassifierSettings, OpenSetClassifier
+from ropaws.classify.head import LabeledRows, Points
+from ropaws.classify.in_class_share import fit_curve, in_class_share
+from ropaws.classify.soft_nn import batch_class_prior
+from ropaws.core.records import Support
+from ropaws.methods import PAWS, RoPAWS
+
+UNEQUAL = (400, 80, 20)
+
+
+def long_tailed(labels, *, seed=0, junk=0):
+    """Three classes that overlap, in a pool of 400, 80 and 20.   ->  X, truth (-1 junk), y"""
+    random = np.random.default_rng(seed)
+    centers = 1.1 * np.eye(12)[: 3 + (junk > 0)]
+    counts = (*UNEQUAL, junk) if junk else UNEQUAL
+    X = np.concatenate([c + 0.35 * random.normal(size=(n, 12)) for c, n in zip(centers, counts, strict=True)])  # noqa: N806
+    truth = np.repeat([0, 1, 2, -1][: len(counts)], counts)
+    y = np.full(len(X), -1)
+    for label, count in enumerate(labels):
+        y[random.permutation(np.flatnonzero(truth == label))[:count]] = label
+    return X, truth, y
+
+
+TRUE = np.array(UNEQUAL) / sum(UNEQUAL)
+
+
+@pytest.mark.parametrize("labels", [(6, 6, 6), (22, 5, 2)])
+@pytest.mark.parametrize("junk", [0, 300])
+def test_auto_finds_frequencies_and_is_right_more_often_for_it(labels, junk):
+    right, error = {"uniform": 0.0, "auto": 0.0, "true": 0.0}, 0.0
+    for seed in range(2):
+        X, truth, y = long_tailed(labels, seed=seed, junk=junk)  # noqa: N806
+        rows = (y < 0) & (truth >= 0)
+        for name in right:
+            model = RoPAWSClassifier(class_prior=TRUE if name == "true" else name, steps=40).fit(X, y)
+            right[name] += (model.predict(X[rows]) == truth[rows]).mean() / 2
+            if name == "auto":
+                error += np.abs(model.class_prior_ - TRUE).sum() / 2
+                low, high = model.class_prior_interval_
+                assert (low < model.class_prior_).all()
+                assert (model.class_prior_ < high).all()
+    assert error < 0.9 * np.abs(1 / 3 - TRUE).sum()
+    assert right["uniform"] + 0.01 < right["auto"] < right["true"] + 0.02
+
+
+def test_a_balanced_pool_stays_nearly_balanced():
+    random = np.random.default_rng(0)
+    X = np.concatenate([c + 0.45 * random.normal(size=(150, 12)) for c in 1.1 * np.eye(12)[:3]])  # noqa: N806
+    y = np.full(450, -1)
+    y[[0, 1, 2, 150, 151, 152, 300, 301, 302]] = np.repeat(range(3), 3)
+    assert np.abs(RoPAWSClassifier(steps=5).fit(X, y).class_prior_ - 1 / 3).sum() < 0.2
+
+
+def test_uniform_is_what_it_was_to_the_last_digit():
+    """An array of equal frequencies goes through every formula, 'uniform' through none of them."""
+    X, _, y = long_tailed((6, 6, 6))  # noqa: N806
+    plain = RoPAWSClassifier(class_prior="uniform", steps=30).fit(X, y)
+    given = RoPAWSClassifier(class_prior=np.full(3, 1 / 3), steps=30).fit(X, y)
+    np.testing.assert_allclose(plain.predict_proba(X), given.predict_proba(X), atol=2e-4)
+    np.testing.assert_allclose(plain.in_domain(X), given.in_domain(X), atol=1e-4)
+    assert plain.class_prior_.tolist() == pytest.approx([1 / 3] * 3)
+    assert plain.class_prior_interval_.tolist() == [[0] * 3, [1] * 3]
+
+
+@pytest.mark.parametrize("head_", ["linear", None])
+def test_given_frequencies_are_in_the_answers(head_):
+    X, _, y = long_tailed((6, 6, 6))  # noqa: N806
+    likely = {}
+    for first in (0.1, 0.8):
+        prior = [first, (1 - first) / 2, (1 - first) / 2]
+        model = RoPAWSClassifier(head=head_, class_prior=prior, steps=60).fit(X, y)
+        np.testing.assert_allclose(model.class_prior_, prior, rtol=1e-6)
+        likely[first] = model.predict_proba(X)[:, 0].mean()
+    assert likely[0.8] > likely[0.1] + 0.1
+
+
+def test_the_head_is_trained_to_meet_the_frequencies():
+    X, _, y = long_tailed((6, 6, 6))  # noqa: N806
+    points = Points(torch.from_numpy(X).float())
+    where = torch.from_numpy(np.flatnonzero(y >= 0))
+    labeled = LabeledRows(where, torch.from_numpy(y[y >= 0]), 3)
+    means = {}
+    for first in (0.1, 0.8):
+        settings = ClassifierSettings(
+            class_prior=(first, (1 - first) / 2, (1 - first) / 2), regression_share=0.0, prior=None, steps=100
+        )
+        means[first] = float(
+            OpenSetClassifier(points, labeled, settings).classify(points.center)[:, 0].mean()
+        )
+    assert means[0.8] > means[0.1] + 0.1
+
+
+def test_equal_labels_say_nothing_and_unequal_ones_are_a_sample():
+    for counts in ([4, 4, 4], [4, 3, 4], [4, 4, 1]):  # the last class may have had one image only
+        assert starting_class_prior("auto", torch.tensor(counts)) is None
+    found = starting_class_prior("auto", torch.tensor([7, 2, 0]))
+    assert found.tolist() == pytest.approx([7.5 / 10.5, 2.5 / 10.5, 0.5 / 10.5])
+    assert starting_class_prior("labels", torch.tensor([4, 4])).tolist() == [0.5, 0.5]
+    assert starting_class_prior("uniform", torch.tensor([7, 2, 0])) is None
+    assert starting_class_prior("auto", torch.tensor([7, 2, 0]), unlabeled=False) is None
+    assert starting_class_prior((0.5, 0.5), torch.tensor([7, 2])).tolist() == [0.5, 0.5]
+
+
+def test_small_differences_are_noise_where_labels_are_equal():
+    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1).tolist() == pytest.approx([1 / 3] * 3)
+    found = shrunk(torch.tensor([0.8, 0.16, 0.04]), 0.2)
+    distance = 0.8 - 1 / 3 + 1 / 3 - 0.16 + 1 / 3 - 0.04
+    expected = np.array([0.8, 0.16, 0.04]) ** (1 - (NOISE * 0.2 / distance) ** 2)
+    assert found.tolist() == pytest.approx(expected / expected.sum())
+    # Where every prediction is right, what is found is the truth.
+    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.0).tolist() == pytest.approx([0.3, 0.36, 0.34])
+
+
+def test_labels_that_contradict_the_pool_are_no_sample_of_it():
+    pool = torch.tensor([0.7, 0.2, 0.1])
+    assert labels_agree(torch.tensor([14, 4, 2]), pool)
+    assert not labels_agree(torch.tensor([2, 4, 14]), pool)
+
+
+def test_labels_most_against_the_pool_do_no_harm():
+    right = {}
+    X, truth, y = long_tailed((2, 5, 12))  # noqa: N806
+    rows = y < 0
+    for choice in ("uniform", "auto", "labels"):
+        model = RoPAWSClassifier(class_prior=choice, steps=40).fit(X, y)
+        right[choice] = (model.predict(X[rows]) == truth[rows]).mean()
+    assert right["auto"] > right["labels"]
+    assert right["auto"] > right["uniform"] - 0.02
+
+
+def test_no_class_is_given_up():
+    assert float(bounded(torch.tensor([0.999, 0.001, 0.0])).min()) > 0.03
+
+
+def test_an_interval_is_that_of_so_many_labels():
+    few, many = (with_interval(torch.tensor([0.7, 0.3]), count) for count in (10, 1000))
+    assert float(few.high[0] - few.low[0]) > 0.4
+    assert float(many.high[0] - many.low[0]) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("even", "class_prior must be 'auto', 'uniform', 'labels' or frequencies, got 'even'"),
+        (3, "got 3"),
+        ([0.5, 0.2, 0.2], "must sum to 1, got 0.5, 0.2, 0.2, which sum to 0.9"),
+        ([0.5, 0.5], "one frequency per class, 3, got 2"),
+        ([1.0, 0.0, 0.0], "must have frequencies above 0"),
+        ([math.nan, 0.5, 0.5], "must have frequencies above 0"),
+    ],
+)
+def test_a_wrong_prior_is_named(given, words):
+    X, _, y = long_tailed((2, 2, 2))  # noqa: N806
+    with pytest.raises(ValueError, match=words):
+        RoPAWSClassifier(class_prior=given).fit(X, y)
+
+
+def test_checked_frequencies_are_numbers():
+    assert checked_class_prior("x", ["0.25", "0.75"], 2) == (0.25, 0.75)
+
+
+def test_a_label_stands_for_its_share_of_the_in_class_pool():
+    """Labels of a rare class, low scores, that are as many as those of the frequent one."""
+    random = np.random.default_rng(0)
+    pool = torch.from_numpy(np.concatenate([random.normal(4, 1, 950), random.normal(0, 1, 50)]))
+    labels = torch.from_numpy(np.concatenate([random.normal(4, 1, 40), random.normal(0, 1, 40)]))
+    weights = torch.tensor([0.95 / 40] * 40 + [0.05 / 40] * 40)
+    assert in_class_share(pool, labels) < 1.01
+    low = torch.cat([pool, torch.from_numpy(random.normal(0, 1, 1000))])  # half of it is junk that looks rare
+    assert abs(in_class_share(low, labels, weights) - 0.5) < 0.1
+    assert in_class_share(low, labels) > 0.8
+    assert fit_curve(low, labels, 0.5, weights).slope > fit_curve(low, labels, 0.5).slope
+    equal = torch.full((80,), 0.3)
+    assert in_class_share(low, labels, equal) == pytest.approx(in_class_share(low, labels), abs=0.02)
+
+
+def test_a_batch_of_some_classes_has_their_frequencies():
+    support = Support(
+        torch.zeros(4, 1), torch.eye(2).repeat(2, 1), torch.arange(4), torch.tensor([3, 1, 3, 1])
+    )
+    found = batch_class_prior(torch.tensor([0.1, 0.2, 0.3, 0.4]), support)
+    assert found.tolist() == pytest.approx([0.4 / 0.6, 0.2 / 0.6])
+    assert batch_class_prior(None, support) is None
+
+
+def test_methods_say_what_they_need():
+    for method in (PAWS, RoPAWS):
+        assert method().class_prior == "uniform"  # the paper's
+        with pytest.raises(ValueError, match="'auto' is estimated from densities"):
+            method(class_prior="auto")
+        with pytest.raises(ValueError, match=r"method.class_prior must sum to 1"):
+            method(class_prior=(0.5, 0.2))
+        assert method(class_prior="auto", judge="pool").class_prior == "auto"
+    assert RoPAWS(class_prior="auto", prior="pool").class_prior == "auto"
+    assert replace(head.OBJECTIVE).reweight_entropy
