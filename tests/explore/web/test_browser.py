@@ -141,6 +141,20 @@ def on_map(window, session):
     return left.tolist(), top.tolist()
 
 
+def click_on_map(window, session, number):
+    """Click an image once the map has it under the pointer: a map just shown is fitted a moment later."""
+
+    def is_under_the_pointer():
+        left, top = on_map(window, session)
+        window.page.mouse.move(left[number] + 30, top[number] + 30)
+        window.page.mouse.move(left[number], top[number])
+        return window.page.locator("#tooltip img").is_visible()
+
+    wait_until(window, is_under_the_pointer)
+    window.page.mouse.down()
+    window.page.mouse.up()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["1280", "390"])
 def test_no_message_in_the_console_and_nothing_wider_than_the_window(fitted, opened, viewport, scheme):
@@ -324,18 +338,27 @@ def test_answers_wait_while_the_server_is_away_and_survive_the_tab(server, opene
     window.wait(f"({kept}).length === 0")
 
 
+# The next answer stays on its way until the page is told that it was lost; later requests go through.
+HOLD_ANSWERS = """() => {
+    const send = window.fetch;
+    window.fetch = (path, options) => {
+        if (path !== "/api/labels") return send(path, options);
+        window.fetch = send;
+        return new Promise((_, fail) => (window.loseAnswer = () => fail(new TypeError("lost"))));
+    };
+}"""
+
+
 def test_undo_takes_back_an_answer_that_fails_on_its_way(server, opened):
     client, session = server
     window = opened(client)
     number = cursor(window)
-    routes = []
-    window.page.route("**/api/labels", lambda route: routes.append(route))
+    window.page.evaluate(HOLD_ANSWERS)
     window.press("1")
-    wait_until(window, lambda: routes)
+    window.wait("window.loseAnswer")
     window.press("z")  # while it is on its way
-    routes[0].abort()
+    window.page.evaluate("window.loseAnswer()")
     wait_until(window, lambda: cursor(window) == number)
-    window.page.unroute("**/api/labels")
     window.wait("document.querySelector('#banner').hidden")
     assert session.codes[number] == -1
 
@@ -635,8 +658,7 @@ def test_what_is_selected_on_the_map_alone_is_shown_and_labeled(server, opened, 
     window = opened(client, viewport=viewport)
     show_map_alone(window, viewport)
     window.wait("!document.querySelector('#map-canvas').hidden")
-    left, top = on_map(window, session)
-    window.page.mouse.click(left[5], top[5])
+    click_on_map(window, session, 5)
     window.wait("document.querySelectorAll('#target-images img').length === 1")
     assert window.text("#target") == "Label 1 selected image:"
     number = int(window.page.get_attribute("#target-images img", "src").split("/")[3])
