@@ -1,5 +1,6 @@
 """Which images there are, and what is known of them: folders, tables, arrays, saved datasets."""
 
+import codecs
 import csv
 import functools
 import os
@@ -56,7 +57,7 @@ def read_csv(path: Path) -> Iterator[dict[str, str | None]]:
     """
     with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
         try:
-            for row in csv.DictReader(file):
+            for row in csv.DictReader(file, delimiter=separator(path)):
                 yield {
                     from_cell(name): None if value is None else from_cell(value)
                     for name, value in row.items()
@@ -66,7 +67,27 @@ def read_csv(path: Path) -> Iterator[dict[str, str | None]]:
             raise ValueError(f"{path} is not a readable table ({error}); write it again") from None
 
 
-TABLES = (".csv", ".parquet")
+def separator(path: Path) -> str:
+    """What separates the columns of a text table: the comma, semicolon or tab that its head has most of.
+
+    Raises:
+        ValueError: The file is UTF-16, as some spreadsheets write it.
+    """
+    with path.open("rb") as file:
+        head = file.readline(HEAD)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{path} is UTF-16; save it as CSV in UTF-8")
+    return max(SEPARATORS, key=lambda character: head.count(character.encode()))
+
+
+TABLES = (".csv", ".tsv", ".parquet")
+SEPARATORS = (",", ";", "\t")
+HEAD = 1 << 16  # bytes of a table's first line that are looked at
+# Columns by the names that other tools give them; the first is ours, and wins.
+COLUMNS = {
+    "path": ("path", "filename", "file_name", "filepath", "file_path", "image", "image_path"),
+    "label": ("label", "class", "category", "target"),
+}
 PARQUET_ROWS = 256  # that are read at a time
 # The column of tables that `predict` and `explore` write, and what both write into it.
 OUTSIDE, YES, NO = "out_of_class", ("true", "yes", "1"), ("", "false", "no", "0")
@@ -190,10 +211,12 @@ def list_unlabeled(source: Path) -> Pool:
     """A folder, walked to the bottom; an image; a table, .npz or dataset, whose labels are not looked at."""
     rows = _list_rows(source)
     images: tuple[ImageRef, ...]
+    notes: tuple[str, ...] = ()
     if rows is not None:
         images = rows.images
     elif source.suffix.lower() in TABLES:
-        images = read_table(source, needs_label=False).images
+        table = read_table(source, needs_label=False)
+        images, notes = table.images, table.notes
     elif source.is_dir():
         images = tuple(walk_images(source))
     elif source.is_file() and is_image_file(source.name):
@@ -202,7 +225,7 @@ def list_unlabeled(source: Path) -> Pool:
         raise FileNotFoundError(_missing(source))
     if not images:
         raise ValueError(f"{source} has no image; known are .jpg .png .webp .bmp .gif .tif .ppm .avif .heic")
-    return Pool(images, (None,) * len(images))
+    return Pool(images, (None,) * len(images), notes)
 
 
 def merge(pools: Sequence[Pool]) -> Pool:
@@ -312,22 +335,20 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
         raise FileNotFoundError(f"no table at {path}") from None
     rows: Iterable[Mapping[str, object]]
     wanted = ("path", "label") if needs_label else ("path",)
-    if path.suffix.lower() == ".csv":
+    if path.suffix.lower() != ".parquet":
         check_rows(read_regular(path, TABLE_FILE), path)
         rows = read_csv(path)
     else:
-        rows = _read_parquet(path, wanted)
+        rows = _read_parquet(path)
     paths: list[Path] = []
     labels: list[str | None] = []
     outside = 0
+    found: dict[str, str] = {}
     for row in rows:
-        for column in wanted:
-            if column not in row:
-                raise ValueError(
-                    f"{path} has no column {column!r}; it has {', '.join(map(str, row)) or 'none'}"
-                )
-        paths.append(path.parent / str(row["path"]))
-        label = "" if row.get("label") is None else class_name(str(row["label"]).strip())
+        found = found or _find_columns(row, wanted, path)
+        paths.append(path.parent / str(row[found["path"]]))
+        cell = row[found["label"]] if needs_label else None
+        label = "" if cell is None else class_name(str(cell).strip())
         if label and needs_label and _is_outside(row.get(OUTSIDE), path):
             outside, label = outside + 1, ""
         labels.append(label or None)
@@ -336,8 +357,30 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
     missing = [place for place in paths if not place.is_file()]
     if missing:
         raise ValueError(f"{path} names {len(missing)} files that are not there, the first is {missing[0]}")
-    note = f"{path}: {outside:,} rows are marked as {OUTSIDE}, so their labels are left out"
-    return Pool(tuple(paths), tuple(labels), (note,) if outside else ())
+    notes = [f"{path}: column {own!r} is read as {ours}" for ours, own in found.items() if own != ours]
+    if outside:
+        notes.append(f"{path}: {outside:,} rows are marked as {OUTSIDE}, so their labels are left out")
+    return Pool(tuple(paths), tuple(labels), tuple(notes))
+
+
+def _find_columns(row: Mapping[str, object], wanted: Iterable[str], path: Path) -> dict[str, str]:
+    """The column of a table for each that is wanted, by our name for it or one that other tools use."""
+    found = {}
+    for ours in wanted:
+        names = [name for name in row if name.strip().casefold() in COLUMNS[ours]]
+        if ours in row:
+            names = [ours]
+        if len(names) > 1:
+            raise ValueError(
+                f"{path} has several columns that may be the {ours}: {', '.join(names)}; name one {ours!r}"
+            )
+        if not names:
+            raise ValueError(
+                f"{path} has no column {ours!r} (nor {', '.join(COLUMNS[ours][1:])});"
+                f" it has {', '.join(map(str, row)) or 'none'}"
+            )
+        found[ours] = names[0]
+    return found
 
 
 def _is_outside(value: object, path: Path) -> bool:
@@ -347,8 +390,8 @@ def _is_outside(value: object, path: Path) -> bool:
     return text in YES
 
 
-def _read_parquet(path: Path, wanted: Sequence[str]) -> Iterable[Mapping[str, object]]:
-    """A few rows at a time: a small file can stand for many gigabytes."""
+def _read_parquet(path: Path) -> Iterable[Mapping[str, object]]:
+    """A few rows at a time: a small file can stand for many gigabytes. Other columns are not read."""
     try:
         import pyarrow.parquet
     except ImportError:
@@ -356,9 +399,9 @@ def _read_parquet(path: Path, wanted: Sequence[str]) -> Iterable[Mapping[str, ob
     count = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            columns = [name for name in ("path", "label", OUTSIDE) if name in file.schema_arrow.names]
-            if not set(wanted) <= set(columns):
-                columns = file.schema_arrow.names  # for the error, which names them
+            known = {OUTSIDE, *COLUMNS["path"], *COLUMNS["label"]}
+            columns = [name for name in file.schema_arrow.names if name.strip().casefold() in known]
+            columns = columns or file.schema_arrow.names  # for the error, which names them
             for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
                 count += batch.nbytes + ROW * len(batch)
                 PARSED.check(count, f"{path}, once read,")
