@@ -61,7 +61,7 @@ def test_the_pool_says_it_too(folder):
 
 
 def test_two_candidates_are_an_error_that_names_them(folder):
-    with pytest.raises(ValueError, match="several columns .* path: filename, image; name one 'path'"):
+    with pytest.raises(ValueError, match=r"several columns .* path: filename, image; name one 'path'"):
         Pool.open(labeled=write(folder, ["filename", "label", "image"]))
 
 
