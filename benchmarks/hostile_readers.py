@@ -191,7 +191,7 @@ def facts(box: Path) -> None:
 def _label_an_image(box: Path) -> None:
     """Opens config, data facts, weights and labeled embeddings, and uses them."""
     found = predict(Run(box / RUN, device="cpu", console=QUIET), box / IMAGES / "rgb.png")
-    assert 0 <= found[0].confidence <= 1, found
+    assert 0 <= max(found[0].probabilities) <= 1, found
 
 
 def as_trained(box: Path) -> None:

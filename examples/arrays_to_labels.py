@@ -47,11 +47,10 @@ folder = ropaws.train_on((draw_many(labels), labels), pool, out=out / "shapes", 
 truth = np.array([*SHAPES, "stripes", "noise"] * 40)
 predictions = ropaws.Run(folder).predict(draw_many(truth))
 for name, found in list(zip(truth, predictions, strict=True))[:5]:
-    print(
-        f"{name:<7} -> {found.label:<5} confidence {found.confidence:4.0%}, in-domain {found.in_domain:4.0%}"
-    )
+    said = "out-of-class" if found.out_of_class else f"{found.label}, confidence {found.confidence:.0%}"
+    print(f"{name:<7} -> {said:<22} in-domain {found.in_domain:4.0%}")
 known = np.isin(truth, SHAPES)
-correct = np.array([found.label for found in predictions]) == truth
+correct = np.array([found.nearest_class for found in predictions]) == truth
 in_domain = np.array([found.in_domain for found in predictions])
 print(f"accuracy on the shapes: {correct[known].mean():.1%}")
 means = in_domain[known].mean(), in_domain[~known].mean()

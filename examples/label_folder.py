@@ -3,7 +3,7 @@
 ropaws export runs/mine --out model.onnx
 python examples/label_folder.py model.onnx photos/pool
 
-Expect a line for each image: path, label or out-of-class, probability of the label, in-domain probability,
+Expect a line for each image: path, label or out-of-class, confidence, in-domain probability,
 nearest labeled image. They are those of `ropaws predict`, but for the precision that a run computes in.
 """
 
@@ -28,5 +28,5 @@ for path in sorted(Path(sys.argv[2]).rglob("*.jp*g")):
     pixels = np.asarray(square.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0))
     probs, in_domain, nearest, _ = session.run(None, {"images": pixels.transpose(2, 0, 1)[None].copy()})
     known = in_domain[0] >= facts["threshold"]
-    label = facts["class_names"][probs[0].argmax()] if known else "out-of-class"
-    print(path, label, f"{probs.max():.4f} {in_domain[0]:.4f}", facts["labeled_names"][nearest[0]])
+    label = f"{facts['class_names'][probs[0].argmax()]} {probs.max():.4f}" if known else "out-of-class -"
+    print(path, label, f"{in_domain[0]:.4f}", facts["labeled_names"][nearest[0]])

@@ -44,7 +44,7 @@ def test_out_of_class_rows_of_a_table_of_predictions_are_no_labels(trained, tmp_
     assert dict(zip(map(str, listing.images), listing.labels, strict=True)) == {
         path: None if item.out_of_class else item.label for path, item in rows.items()
     }
-    line = f"{table}: {outside} rows are marked as out_of_class, so their labels are left out"
+    line = f"{table}: {outside} rows are marked as out_of_class, and so have no label"
     capsys.readouterr()
     assert line in check(capsys, table).splitlines()
     if ending != ".csv":

@@ -149,8 +149,8 @@ def test_features_of_ones_own_go_all_the_way(features, tmp_path, capsys):
     main(["predict", str(run), str(tmp_path / "rows.npy"), "--out", str(tmp_path / "labels.csv")])
     assert f"{tmp_path / 'rows.npy'}#4" in (tmp_path / "labels.csv").read_text()
     assert len(ropaws.predict(run, features, propagate=True)) == 120
-    assert [p.label for p in ropaws.predict(run, rows[:3])] == [
-        p.label for p in ropaws.predict(run, features)[:3]
+    assert [p.nearest_class for p in ropaws.predict(run, rows[:3])] == [
+        p.nearest_class for p in ropaws.predict(run, features)[:3]
     ]
     assert ropaws.suggest(run, n=1)[0]["name"].startswith("row ")
     assert ropaws.finetune(run, rates=(0.1,), epochs=(1,))["accuracy"] >= 0

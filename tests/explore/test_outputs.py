@@ -102,6 +102,13 @@ def test_the_table_of_predictions_tells_answers_from_guesses(session):
     ]
     assert rows[0]["label"] == "circle"
     assert float(rows[0]["p(circle)"]) == 1
+    for row in rows:  # the same meaning as in the table of `ropaws predict`
+        if row["out_of_class"] == "True":
+            assert row["label"] == row["confidence"] == ""
+            assert row["nearest_class"]
+        else:
+            assert row["confidence"] == row[f"p({row['label']})"]
+            assert row["nearest_class"] == row["label"]
 
 
 def test_an_export_names_the_labels_and_the_round_that_it_was_made_from(session):

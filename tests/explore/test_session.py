@@ -130,8 +130,8 @@ def test_labels_csv_is_what_training_reads(session):
     session.rename_class(ids[0], "disk", tab="tab")
     rows = table(session)
     assert len(rows) == 7
-    assert {row["label"] for row in rows if not row["out_of_class"]} == {"disk", "square", "star"}
-    assert [row["label"] for row in rows if row["out_of_class"] == "yes"] == [""]
+    assert {row["label"] for row in rows if row["out_of_class"] == "False"} == {"disk", "square", "star"}
+    assert [row["label"] for row in rows if row["out_of_class"] == "True"] == [""]
     listing = list_labeled(session.folder / "labels.csv")
     assert sorted(filter(None, listing.labels)) == ["disk"] * 2 + ["square"] * 2 + ["star"] * 2
 

@@ -51,9 +51,10 @@ def test_predict_writes_a_row_for_every_image(trained, tmp_path, capsys):
     main(["predict", str(run), str(photos / "pool"), "--out", str(out)])
     rows = rows_of(out)
     assert len(rows) == 36
-    assert list(rows[0])[:7] == [
+    assert list(rows[0])[:8] == [
         "path",
         "label",
+        "nearest_class",
         "confidence",
         "in_domain",
         "out_of_class",
@@ -64,10 +65,16 @@ def test_predict_writes_a_row_for_every_image(trained, tmp_path, capsys):
     for row in rows:
         probabilities = {name: float(row[f"p({name})"]) for name in NAMES}
         assert sum(probabilities.values()) == pytest.approx(1, abs=1e-4)
-        assert probabilities[row["label"]] == pytest.approx(float(row["confidence"]), abs=1e-5)
+        likeliest = max(probabilities, key=lambda name: probabilities[name])
+        assert row["nearest_class"] == likeliest
+        if row["out_of_class"] == "True":
+            assert row["label"] == row["confidence"] == ""
+        else:
+            assert row["label"] == likeliest
+            assert float(row["confidence"]) == probabilities[likeliest]
         assert Path(row["nearest"]).is_file()
         assert 0 <= float(row["in_domain"]) <= 1
-        right += Path(row["path"]).name.startswith(row["label"])
+        right += Path(row["path"]).name.startswith(row["nearest_class"])
     assert right >= 20  # of 24 in-class images
     noise, classes = (
         [float(r["in_domain"]) for r in rows if ("noise" in r["path"]) == kind] for kind in (True, False)
@@ -187,13 +194,13 @@ def test_two_calls_do_not_sort_into_one_folder_at_the_same_time(trained, tmp_pat
 
 
 def test_rows_have_the_columns_that_are_announced():
-    prediction = Prediction("a.png", "=x", 0.7, 0.5, False, "b.png", -0.25, (0.7, 0.3))
+    prediction = Prediction("a.png", "=x", "=x", 0.7, 0.5, False, "b.png", -0.25, (0.7, 0.3))
     for top in (None, 1, 2, 5):
         assert list(columns(prediction, ["=x", "y"], top)) == column_names(["=x", "y"], top)
 
 
 def test_a_formula_in_a_name_is_text_in_the_table_and_comes_back(tmp_path):
-    prediction = Prediction("=a.png", "-1", 0.7, 0.5, False, "@b.png", -0.25, (0.7, 0.3))
+    prediction = Prediction("=a.png", "-1", "-1", 0.7, 0.5, False, "@b.png", -0.25, (0.7, 0.3))
     row = columns(prediction, ["-1", "+2"], 2) | {SORTED_TO: "=c.png"}
     write_labels(tmp_path / "l.csv", [row])
     (cells,) = rows_of(tmp_path / "l.csv")

@@ -103,7 +103,7 @@ def test_the_result_is_a_run_like_any_other(run):
     for name in ("accuracy", "confidence_in", "confidence_out", "ece", "auroc"):
         assert found[name] == pytest.approx(results[name])
     pixels = tiny.draw(0, np.random.default_rng(3))
-    assert ropaws.predict(tuned, [pixels])[0].label in ("rows", "columns", "block")
+    assert ropaws.predict(tuned, [pixels])[0].nearest_class in ("rows", "columns", "block")
     assert len(ropaws.suggest(tuned, n=3)) == 3
 
 

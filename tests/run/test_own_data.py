@@ -21,7 +21,7 @@ def test_features_are_kept_with_the_run_and_trained_on(tmp_path):
     assert found.class_names == ("a", "b", "c")
     assert found.facts.images == 96
     assert found.corpus.test_labels.tolist() == [0, 1, 2, 0, 1, -2]
-    assert [p.label for p in ropaws.predict(run, POOL[:3])] == ["a", "b", "c"]
+    assert [p.nearest_class for p in ropaws.predict(run, POOL[:3])] == ["a", "b", "c"]
     assert json.loads((run / "environment.json").read_text())["choices"][0].startswith("features as they are")
 
 

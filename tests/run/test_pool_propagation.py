@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ropaws
-from ropaws.classify.propagation import Electorate, choose_voters, held_out_in_domain
+from ropaws.classify.propagation import Electorate, choose_voters, held_out_mass
 from ropaws.cli.main import main
 from ropaws.pool import array_files as rows_module
 from ropaws.pool.datasets import feature_file
@@ -80,7 +80,7 @@ def same(found, expected):
     for row, other in zip(rows, wanted, strict=True):
         assert row["label"] == other["label"]
         assert row["path"].rpartition("#")[2] == other["path"].rpartition("#")[2]
-        for name in ("confidence", "in_domain", "similarity", "p(0)", "p(1)", "p(2)"):
+        for name in ("in_domain", "similarity", "p(0)", "p(1)", "p(2)"):
             assert float(row[name]) == pytest.approx(float(other[name]), abs=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_features_in_blocks_and_mapped_are_labeled_as_in_memory(
     config = json.loads((run / "config.json").read_text())
     config["method"]["in_domain_prior"] = prior
     (run / "config.json").write_text(json.dumps(config))
-    for function in (Electorate.__init__, held_out_in_domain):
+    for function in (Electorate.__init__, held_out_mass):
         monkeypatch.setitem(function.__kwdefaults__, "voters", 30)
     blocks = []
     embed = ropaws.Run.embed

@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 import ropaws
 from ropaws import RoPAWS, Run
 from ropaws import equations as eq
-from ropaws.classify.propagation import Electorate, held_out_in_domain, pool_posterior
+from ropaws.classify.propagation import Electorate, held_out_mass, pool_posterior
 from ropaws.cli.main import main
 from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import LabeledEmbeddings
 from ropaws.pool.decoding import read_square
 from ropaws.run import run as run_module
 from ropaws.run.manifest import model_digest
-from ropaws.run.predict import Predictor
+from ropaws.run.predict import PoolPropagation, Predictor
 from tests import tiny
 from tests.photos import NAMES
 
@@ -88,7 +88,7 @@ def test_a_run_on_gray_images_takes_any_image(photos, tmp_path):
     """As the demo's runs are: their images come as arrays of one channel."""
     run = ropaws.train(tiny.config(tiny.write_data(tmp_path / "data.npz")), tmp_path / "run")
     (prediction,) = ropaws.predict(run, [photos / "pool" / "rows-0.png"])
-    assert prediction.label in NAMES
+    assert prediction.nearest_class in NAMES
     assert prediction.nearest.isdigit()  # no file: the position in the training images
 
 
@@ -160,9 +160,14 @@ def test_labels_propagate_as_the_run_was_trained_and_over_all_images(
         temperature=run.method.temperature,
         **used,
     )
-    torch.testing.assert_close(probabilities(rows, files), expected.probs, atol=2e-4, rtol=0)
-    again = pool_posterior(points, run.support.embeddings, run.support.one_hot, run.kernel)
-    torch.testing.assert_close(probabilities(rows, files), again.probs, atol=1e-4, rtol=0)
+    # Given in-class; and one temperature for all images, by which no order changes.
+    shares = expected.probs - ((1 - expected.in_domain) / 3)[:, None]
+    given = shares / shares.sum(dim=1, keepdim=True)
+    voters = Electorate()
+    voters.add(points, torch.arange(len(points)))
+    temperature = PoolPropagation(run, voters, None).temperature
+    calibrated = eq.sharpen(given, temperature=temperature)
+    torch.testing.assert_close(probabilities(rows, files), calibrated, atol=2e-3, rtol=0)
     in_domain = torch.tensor([float(rows[str(file)]["in_domain"]) for file in files])
     plain = run.method.classify(points, run.support)
     # Without a prior the posterior is 1 everywhere and cannot tell; the plain score does.
@@ -171,8 +176,30 @@ def test_labels_propagate_as_the_run_was_trained_and_over_all_images(
     assert (expected.probs - plain.probs).abs().max() > 0.01  # propagation makes a difference here
 
 
-def test_a_class_with_more_labels_has_no_larger_say(trained, tmp_path):
-    """Every label of one class twice: the same predictions."""
+def test_propagated_confidence_is_the_accuracy_of_held_out_labels():
+    """Two classes that overlap; before, every confidence was near one half, however right the labels are."""
+    random = torch.Generator().manual_seed(0)
+    truth = torch.arange(600) % 2
+    centers = F.normalize(torch.randn(2, 16, generator=random), dim=1)
+    points = F.normalize(centers[truth] + 0.4 * torch.randn(600, 16, generator=random), dim=1)
+    support = LabeledEmbeddings(points[:40], truth[:40], 2)
+    method = RoPAWS(temperature=0.5, prior_temperature=2.0)
+    run = SimpleNamespace(
+        model=None, method=method, support=support, kernel=method.kernel(support), threshold=0.5
+    )
+    voters = Electorate()
+    voters.add(points[40:], torch.arange(560))
+    found = PoolPropagation(run, voters, None)(points[40:], None, 0).outputs.probs
+    plain = pool_posterior(points[40:], support.embeddings, support.one_hot, run.kernel).probs
+    right = float((found.argmax(dim=1) == truth[40:]).double().mean())
+    assert 0.8 < right < 0.99
+    assert float(plain.amax(dim=1).mean()) < right - 0.15  # what calibration mends
+    assert float(found.amax(dim=1).mean()) == pytest.approx(right, abs=0.06)
+
+
+def test_a_class_with_more_labels_has_no_larger_say(trained, tmp_path, monkeypatch):
+    """Every label of one class twice: the same predictions, up to the labels that are held out."""
+    monkeypatch.setattr(PoolPropagation, "_calibrated", lambda *_: 1.0)
     run = with_method(trained[0], tmp_path / "run", prior_temperature=0.1)
     pool = [trained[1] / "pool"]
     before = predicted(run, pool, tmp_path / "before.csv")
@@ -195,7 +222,7 @@ def test_propagation_depends_on_neither_the_order_of_the_files_nor_the_batches(
     trained, tmp_path, monkeypatch
 ):
     """Also where only some of the images vote."""
-    for function in (Electorate.__init__, held_out_in_domain):
+    for function in (Electorate.__init__, held_out_mass):
         monkeypatch.setitem(function.__kwdefaults__, "voters", 8)
     files = sorted((trained[1] / "pool").iterdir())
     shuffled = [files[i] for i in np.random.default_rng(0).permutation(len(files))]
@@ -208,7 +235,7 @@ def test_propagation_depends_on_neither_the_order_of_the_files_nor_the_batches(
         thresholds.append(json.loads((tmp_path / "labels.csv.json").read_text())["threshold"])
     for rows in found[1:]:
         for path, row in rows.items():
-            for column in ("confidence", "in_domain", *(f"p({name})" for name in NAMES)):
+            for column in ("in_domain", *(f"p({name})" for name in NAMES)):
                 assert float(row[column]) == pytest.approx(float(found[0][path][column]), abs=1e-5)
             assert row["out_of_class"] == found[0][path]["out_of_class"]
     assert thresholds[1:] == pytest.approx(thresholds[:1] * 3, abs=1e-5)
@@ -223,7 +250,7 @@ def test_the_threshold_is_of_the_posterior_and_no_label_is_its_own_witness(train
     facts = json.loads((tmp_path / "labels.csv.json").read_text())
     run = Run(trained[0])
     points, support = embedded(run, files), run.support
-    held_out = held_out_in_domain(points, support.embeddings, support.labels, run.kernel)
+    held_out = held_out_mass(points, support.embeddings, support.labels, run.kernel).mass.sum(dim=1)
     assert len(held_out) == 9
     assert facts["threshold"] == pytest.approx(float(held_out.quantile(0.05)), abs=1e-4)
     # The first labeled image, by hand: it joins the pool, and its label is not known.
@@ -257,7 +284,9 @@ def test_the_threshold_keeps_what_is_in_class(labels):
     points = torch.cat([cluster(300), noise])
     method = RoPAWS(prior_temperature=0.1)
     plain = method.threshold(support)
-    run = SimpleNamespace(model=None, support=support, kernel=method.kernel(support), threshold=plain)
+    run = SimpleNamespace(
+        model=None, method=method, support=support, kernel=method.kernel(support), threshold=plain
+    )
     verdicts = Predictor(run, propagate=True).judge(method.classify(points, support), torch.arange(450))
     kept = verdicts.outputs.in_domain >= verdicts.threshold
     assert 0.9 <= kept[:300].double().mean() <= 0.99

@@ -98,10 +98,18 @@ def calibrated_temperature(
     weights = weights / weights.sum()
     agreement = float((weights * (near.argmax(dim=1) == regression.argmax(dim=1))).sum())
     target = expected_accuracy(agreement, held_out, classes)
-    low, high = (math.log(bound) for bound in TEMPERATURES)
+    return matching_temperature(mixed_probs(near, regression, share), weights, target)
+
+
+def matching_temperature(
+    probs: Tensor, weights: Tensor, target: float, *, bounds: tuple[float, float] = TEMPERATURES
+) -> float:
+    """The temperature at which the weighted mean confidence is the target.   probs (n, c), weights (n,)"""
+    logits, weights = probs.clamp_min(eq.TINY).log(), weights.double() / weights.double().sum()
+    low, high = (math.log(bound) for bound in bounds)
     for _ in range(40):
         middle = (low + high) / 2
-        sure = mixed_probs(near, regression, share, math.exp(middle)).amax(dim=1)
+        sure = (logits / math.exp(middle)).softmax(dim=1).amax(dim=1)
         above = float((weights * sure).sum()) > target
         low, high = (middle, high) if above else (low, middle)
     return math.exp((low + high) / 2)

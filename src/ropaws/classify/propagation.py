@@ -224,10 +224,11 @@ def pool_posterior(
     solved = solve_voters(
         points[chosen], support, labels, kernel, iterations=iterations, tolerance=tolerance, memory=memory
     )
-    return part_posterior(points, support, labels, solved, kernel, own=chosen, memory=memory)
+    mass = part_mass(points, support, labels, solved, kernel, own=chosen, memory=memory)
+    return eq.complete_posterior(mass)
 
 
-def part_posterior(
+def part_mass(
     points: Tensor,
     support: Tensor,
     labels: Tensor,
@@ -237,17 +238,17 @@ def part_posterior(
     own: Tensor,
     start: int = 0,
     memory: int = MEMORY,
-) -> eq.Posterior:
-    """The same of a part of the pool, by voters that are solved.
+) -> Tensor:
+    """Posterior mass of a part of the pool, by voters that are solved.   ->  (n, c)
 
     points (n, d): those of the pool from position start on; own (m,): positions of the voters, ascending
     """
     first, last = torch.searchsorted(own, torch.tensor([start, start + len(points)])).tolist()
     if last - first == len(points):
-        return eq.complete_posterior(voters.mass[first:last])
+        return voters.mass[first:last]
     mass = ask_voters(points, support, labels, voters, kernel, memory=memory)
     mass[own[first:last] - start] = voters.mass[first:last]  # they do not vote for themselves
-    return eq.complete_posterior(mass)
+    return mass
 
 
 class Electorate:
@@ -279,7 +280,14 @@ class Electorate:
         self.seen += len(points)
 
 
-def held_out_in_domain(
+class HeldOut(NamedTuple):
+    """What propagation says of labeled points whose own label it does not know."""
+
+    mass: Tensor  # (at most s, c)
+    labels: Tensor  # (at most s,) their classes
+
+
+def held_out_mass(
     points: Tensor,
     support: Tensor,
     labels: Tensor,
@@ -287,17 +295,17 @@ def held_out_in_domain(
     *,
     voters: int | None = VOTERS,
     keys: Tensor | None = None,
-) -> Tensor:
-    """In-domain posterior of each labeled point, as if its label were not known; lone labels are left out.
+) -> HeldOut:
+    """Posterior mass of each labeled point, as if its label were not known; lone labels are left out.
 
-    points (n, d), support (s, d), labels (s,) class  ->  (at most s,)
+    points (n, d), support (s, d), labels (s,) class
     The labeled points are held out one by one, or in FOLDS parts of every class where they are many. The
     pool is solved without them, and then they are classified like any other point.
     """
     chosen = points[choose_voters(len(points), voters, keys=keys)]
     one_hot = torch.nn.functional.one_hot(labels).to(points.dtype)
     has_others = one_hot.sum(dim=0)[labels] > 1
-    found = []
+    found, where = [one_hot[:0]], [labels[:0]]
     for held in _folds(labels):
         rows = held[has_others[held]]
         kept = torch.ones(len(labels), dtype=torch.bool)
@@ -305,9 +313,9 @@ def held_out_in_domain(
         if len(rows) == 0:
             continue
         solved = solve_voters(chosen, support[kept], one_hot[kept], kernel)
-        mass = ask_voters(support[rows], support[kept], one_hot[kept], solved, kernel)
-        found.append(eq.complete_posterior(mass).in_domain)
-    return torch.cat(found) if found else points.new_empty(0)
+        found.append(ask_voters(support[rows], support[kept], one_hot[kept], solved, kernel))
+        where.append(rows)
+    return HeldOut(torch.cat(found), labels[torch.cat(where)])
 
 
 def _folds(labels: Tensor) -> list[Tensor]:

@@ -63,10 +63,13 @@ class Fitted:
 
     @property
     def confidence(self) -> NDArray[np.float32]:
-        """Probability of the predicted answer.   ->  (n,)"""
+        """Probability of the predicted class, among the classes; of being so, where that is out-of-class.
+
+        ->  (n,)
+        """
         if not self.classes:
             return np.zeros(len(self.in_class), np.float32)
-        best = self.probs.max(axis=1) * self.in_class
+        best = self.probs.max(axis=1)
         return np.where(self.in_class >= self.threshold, best, 1 - self.in_class).astype(np.float32)
 
 

@@ -70,8 +70,7 @@ class LabelTable:
 def write_table(path: Path, rows: Sequence[Row]) -> None:
     """A row for each answered image. An out-of-class image has no label, and so is unlabeled in training."""
     found = (
-        dict(zip(HEAD, (name, label, "yes" if outside else ""), strict=True))
-        for name, label, outside in sorted(rows)
+        dict(zip(HEAD, (name, label, str(outside)), strict=True)) for name, label, outside in sorted(rows)
     )
     with replacing(path) as temporary:
         if write_csv(temporary, found) == 0:

@@ -66,7 +66,7 @@ class Shown:
         with session.lock:
             self.images = session.pool.images
             self.fitted, self.codes = session.fitted, session.codes.copy()
-            self.predicted, self.confidence = session.predicted, session.confidence
+            self.predicted = session.predicted
             self.names = dict(session.answers.classes)
             self.round, self.pending = session.round, session.pending
             self.made_from, self.labels = session.made_from, session.digest()
@@ -90,12 +90,14 @@ class Shown:
             else:
                 probs |= {key: float(self.fitted.probs[number, place]) for key, place in places.items()}
             best = answer if answer >= 0 else max(probs, key=lambda key: probs[key], default=UNLABELED)
+            label = self.names.get(answer, "")
             yield (
                 number,
                 Prediction(
                     path=name,
-                    label=self.names.get(best, "") if answer != UNLABELED else "",
-                    confidence=1.0 if own else float(self.confidence[number]),
+                    label=label,
+                    nearest_class=self.names.get(best, "") if answer != UNLABELED else "",
+                    confidence=probs[answer] if label else None,
                     in_domain=float(answer >= 0) if own else float(self.fitted.in_class[number]),
                     out_of_class=answer == OUT_OF_CLASS,
                     nearest="",
@@ -133,7 +135,7 @@ def _sort(session: Session, job: Job) -> None:
     for number, prediction in shown.predictions():
         job.report("planning", 0.5 * number / len(files))
         if number in there and (prediction.label or prediction.out_of_class):
-            sorter.plan(there[number], None if prediction.out_of_class else prediction.label)
+            sorter.plan(there[number], prediction.label or None)
     job.report("copying", 0.5)
     sorter.carry_out()
     shown.keep(session, target.name)

@@ -327,7 +327,7 @@ def _check_spelling(labels: Iterable[str], place: str) -> None:
 
 def read_table(path: Path, *, needs_label: bool = True) -> Pool:
     """Rows of path and label. Paths are relative to the table's folder; an empty label is none, and so is one
-    of a row that is marked as out-of-class: `predict` names the likeliest class there too.
+    of a row that is marked as out-of-class.
     """
     try:
         check_regular(path, TABLE_FILE)
@@ -349,7 +349,7 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
         paths.append(path.parent / str(row[found["path"]]))
         cell = row[found["label"]] if needs_label else None
         label = "" if cell is None else class_name(str(cell).strip())
-        if label and needs_label and _is_outside(row.get(OUTSIDE), path):
+        if needs_label and _is_outside(row.get(OUTSIDE), path):
             outside, label = outside + 1, ""
         labels.append(label or None)
     if not paths:
@@ -359,7 +359,7 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
         raise ValueError(f"{path} names {len(missing)} files that are not there, the first is {missing[0]}")
     notes = [f"{path}: column {own!r} is read as {ours}" for ours, own in found.items() if own != ours]
     if outside:
-        notes.append(f"{path}: {outside:,} rows are marked as {OUTSIDE}, so their labels are left out")
+        notes.append(f"{path}: {outside:,} rows are marked as {OUTSIDE}, and so have no label")
     return Pool(tuple(paths), tuple(labels), tuple(notes))
 
 

@@ -23,9 +23,12 @@ from ropaws.run.sorting import Sorter
 
 Row = dict[str, Any]
 
-FIELDS = ("path", "label", "confidence", "in_domain", "out_of_class", "nearest", "similarity")
+FIELDS = (
+    *("path", "label", "nearest_class", "confidence", "in_domain", "out_of_class"),
+    *("nearest", "similarity"),
+)
 SORTED_TO = "sorted_to"  # with --copy-to or --move-to: where the image went
-TEXTS = ("path", "label", "nearest", SORTED_TO)  # and the names of the most likely classes
+TEXTS = ("path", "label", "nearest_class", "nearest", SORTED_TO)  # and the names of the most likely classes
 PARQUET_ROWS = 10_000  # rows that are held before they are written
 
 
@@ -34,7 +37,8 @@ def columns(prediction: Prediction, class_names: Sequence[str], top: int | None)
     values = (
         prediction.path,
         prediction.label,
-        round(prediction.confidence, 6),
+        prediction.nearest_class,
+        None if prediction.confidence is None else round(prediction.confidence, 6),
         round(prediction.in_domain, 6),
         prediction.out_of_class,
         prediction.nearest,
@@ -121,6 +125,8 @@ def _typed(name: str, text: str | None) -> Any:
         raise TypeError
     if name in TEXTS or name.startswith("top"):
         return text
+    if name == "confidence" and not text:
+        return None
     return text == "True" if name == "out_of_class" else float(text)
 
 
@@ -157,6 +163,10 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> int:
     try:
         while part := list(itertools.islice(texts, PARQUET_ROWS)):
             table = pyarrow.Table.from_pylist(part, None if writer is None else writer.schema)
+            if writer is None and pyarrow.types.is_null(table.schema.field("confidence").type):
+                place = table.schema.get_field_index("confidence")  # no row of the first part has a label
+                number = pyarrow.field("confidence", pyarrow.float64())
+                table = table.cast(table.schema.set(place, number))
             writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema)
             writer.write_table(table)
             count += len(part)
@@ -248,8 +258,7 @@ def _label(
                 continue
             row = columns(prediction, predictor.run.class_names, settings.top)
             if sorter is not None:
-                label = None if prediction.out_of_class else prediction.label
-                row[SORTED_TO] = str(sorter.plan(Path(prediction.path), label))
+                row[SORTED_TO] = str(sorter.plan(Path(prediction.path), prediction.label or None))
             yield row
 
     def counted() -> Iterator[Row]:

@@ -15,7 +15,15 @@ from rich.console import Console
 from torch import Tensor
 
 from ropaws import equations as eq
-from ropaws.classify.propagation import Electorate, held_out_in_domain, part_posterior, solve_voters
+from ropaws.classify.pool_prior import matching_temperature
+from ropaws.classify.propagation import (
+    Electorate,
+    HeldOut,
+    given_in_class,
+    held_out_mass,
+    part_mass,
+    solve_voters,
+)
 from ropaws.classify.soft_nn import kept_quantile
 from ropaws.core.features import FeatureRows, Features
 from ropaws.core.records import Outputs
@@ -37,6 +45,7 @@ from ropaws.pool.listing import list_unlabeled
 from ropaws.pool.streaming import stack_squares
 from ropaws.run.run import Run, open_run
 
+SHARPENED = (0.01, 20.0)  # temperatures of propagated votes, whose shares are often close to even
 HELD = 1 << 28  # bytes of embeddings that are held; more go to a temporary file
 
 
@@ -50,10 +59,14 @@ class Verdicts(NamedTuple):
 class PoolPropagation:
     """Label propagation through a pool whose voters are known, a part of it at a time.
 
+    Class probabilities are as sure, on average over the in-class part of the voters, as labels that were held
+    out are right. Where no label can be held out, one per class, they are the shares of the votes.
+
     Args:
         run: Its labels and its kernel.
         voters: Those of the whole pool.
-        threshold: Given by the person; None: judged by the labeled images, each without itself.
+        threshold: Given by the person; None: that of the run, or, where the in-domain probability is that of
+            the propagation, judged by the labeled images, each without itself.
     """
 
     def __init__(self, run: Run, voters: Electorate, threshold: float | None) -> None:
@@ -61,22 +74,32 @@ class PoolPropagation:
         self.voters = voters
         support, kernel = run.support, run.kernel
         self.solved = solve_voters(voters.points, support.embeddings, support.one_hot, kernel)
+        held_out = held_out_mass(voters.points, support.embeddings, support.labels, kernel)
+        self.temperature = self._calibrated(held_out)
         if threshold is not None:
             self.threshold = threshold
-        elif kernel.prior_temperature is None:
+        elif needs_plain_score(run):
             self.threshold = run.threshold
         else:  # of the score in use: the posterior
-            self.threshold = kept_quantile(
-                held_out_in_domain(voters.points, support.embeddings, support.labels, kernel)
-            )
+            self.threshold = kept_quantile(eq.complete_posterior(held_out.mass).in_domain)
+
+    def _calibrated(self, held_out: HeldOut) -> float:
+        """The temperature at which voters are as sure as held-out labels are right."""
+        voters, classes = self.solved.mass, self.run.support.classes
+        if len(held_out.labels) == 0 or classes < 2 or float(voters.sum()) <= 0:
+            return 1.0
+        right = float((held_out.mass.argmax(dim=1) == held_out.labels).sum())
+        accuracy = (right + 0.5) / (len(held_out.labels) + 1)  # never 100 %
+        target = max(accuracy, 1 / classes)
+        return matching_temperature(given_in_class(voters), voters.sum(dim=1), target, bounds=SHARPENED)
 
     def __call__(self, embedding: Tensor, in_domain: Tensor | None, start: int) -> Verdicts:
         """Judge the images of the pool from position start on.
 
-        embedding (n, d); in_domain (n,): of the method itself, where the posterior cannot tell
+        embedding (n, d); in_domain (n,): of the run itself, where it has a better one than the posterior
         """
         support = self.run.support
-        posterior: eq.Posterior = part_posterior(
+        mass = part_mass(
             embedding,
             support.embeddings,
             support.one_hot,
@@ -85,13 +108,14 @@ class PoolPropagation:
             own=self.voters.positions,
             start=start,
         )
-        inside = posterior.in_domain if in_domain is None else in_domain
-        return Verdicts(Outputs(embedding, posterior.probs, inside, inside), self.threshold)
+        inside = eq.complete_posterior(mass).in_domain if in_domain is None else in_domain
+        probs = eq.sharpen(given_in_class(mass), temperature=self.temperature)
+        return Verdicts(Outputs(embedding, probs, inside, inside), self.threshold)
 
 
 def needs_plain_score(run: Run) -> bool:
-    """Is the posterior 1 everywhere, so that it cannot tell who is in-class?"""
-    return run.kernel.prior_temperature is None
+    """Does the run itself say who is in-class: by the pool it was trained on, or as the posterior cannot?"""
+    return run.kernel.prior_temperature is None or run.method.in_class_share(run.model) is not None
 
 
 class HeldRows:
@@ -130,8 +154,9 @@ class Prediction(NamedTuple):
     """What a run says of one image."""
 
     path: str  # empty for images that are not files
-    label: str
-    confidence: float  # probability of that class, among the classes
+    label: str  # empty for images that are out-of-class
+    nearest_class: str  # the most likely class; that of `label`, where there is one
+    confidence: float | None  # probability of `label`, among the classes; None without a label
     in_domain: float  # probability of belonging to any of the classes
     out_of_class: bool  # in_domain below the threshold
     nearest: str  # the most similar labeled image
@@ -206,8 +231,9 @@ class Predictor:
         for name, (number, sure, inside, out, similarity, position, probs) in zip(names, rows, strict=True):
             yield Prediction(
                 path=name,
-                label=run.class_names[number],
-                confidence=sure,
+                label="" if out else run.class_names[number],
+                nearest_class=run.class_names[number],
+                confidence=None if out else sure,
                 in_domain=inside,
                 out_of_class=out,
                 nearest=self._labeled_name(position),
@@ -365,7 +391,8 @@ def predict(
             (n, d), as an array, .npz or .npy file, for runs on features or on a frozen backbone.
         threshold: In-domain probability below which an image is out-of-class; by default judged by the
             labeled images, each without itself.
-        propagate: Let labels spread through all these images: better labels from a large pool.
+        propagate: Let labels spread through all these images: better labels from a large pool. Confidence is
+            then calibrated by labels that are held out.
         device: Where to compute; by default as the run was trained.
         console: Where warnings go; standard error by default.
 
