@@ -33,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ropaws import recipes
 from ropaws.core.hardware import keep_freed_memory
+from ropaws.core.optimizers import LARS
 from ropaws.core.randomness import SupportConfig
 from ropaws.core.records import Batch
 from ropaws.core.worker_pool import map_in_workers
@@ -44,7 +45,6 @@ from ropaws.pool.streaming import ImageStack
 from ropaws.pool.whole_images import Crop, squeeze
 from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import fit
-from ropaws.training.optim import LARS
 
 IMAGES, BATCH, WORKERS, REPEATS = 3000, 128, 2, 5
 SIZES = {96: 110, 224: 256}  # pixels of a view: pixels that are kept of an image

@@ -35,12 +35,12 @@ from torch.utils.data import DataLoader, Dataset
 from ropaws import recipes
 from ropaws.__main__ import WAITING
 from ropaws.core.hardware import choose_precision, half_type, keep_freed_memory
+from ropaws.core.optimizers import LARS
 from ropaws.embedding.backbones import build_encoder
 from ropaws.methods import encoder_of
 from ropaws.pool.augment import AugmentConfig, Normalization
 from ropaws.run.config import RunConfig
 from ropaws.training.loaders import TrainingData
-from ropaws.training.optim import LARS
 
 RECIPE, CLASSES, IMAGES, WORKERS = "cifar10-25", 10, 4000, 2
 NORMALIZE = Normalization((0.49, 0.48, 0.45), (0.25, 0.24, 0.26))

@@ -23,6 +23,7 @@ from torch import nn
 
 from ropaws import recipes
 from ropaws.core.hardware import choose_precision, half_type, keep_freed_memory
+from ropaws.core.optimizers import LARS
 from ropaws.core.records import Batch, Embeddings, Support
 from ropaws.embedding.backbones import build_encoder
 from ropaws.methods import METHODS as METHOD_NAMES
@@ -30,7 +31,6 @@ from ropaws.methods import PAWS, Method, RoPAWS, make_method
 from ropaws.pool.corpus import measure_normalization
 from ropaws.run.config import RunConfig
 from ropaws.training.loaders import BatchStream, TrainingData
-from ropaws.training.optim import LARS
 
 METHODS: dict[str, Method] = {
     "paws": PAWS(),

@@ -159,6 +159,9 @@ data = tiny.write_data(sys.argv[1] + "/data.npz")
 config = tiny.config(data)
 config = dataclasses.replace(config, model=dataclasses.replace(config.model, backbone="wrn-28-2"))
 ropaws.train(config, sys.argv[1] + "/run")
+import numpy as np
+rows = np.random.default_rng(0).normal(size=(40, 8))
+ropaws.RoPAWSClassifier(steps=2).fit(rows, [0, 0, 1, 1] + 36 * [-1])  # a head trains by Adam
 """
     loaded = loaded_by(f"sys.argv.append({str(tmp_path)!r})\n{code}")
     assert (tmp_path / "run/model.safetensors").is_file()

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ropaws.core.files import read_json, write_atomically, write_json
 from ropaws.core.hardware import choose_device, choose_precision, keep_freed_memory
+from ropaws.core.optimizers import LARS
 from ropaws.core.records import Batch, Losses
 from ropaws.core.terminal import watch_files
 from ropaws.embedding.backbones import ModelConfig, build_encoder
@@ -28,7 +29,6 @@ from ropaws.training.checkpoint import (
     save_model,
 )
 from ropaws.training.loop import StepResult, TrainingDivergedError, fit, show_progress, stop_between_steps
-from ropaws.training.optim import LARS
 from ropaws.training.trackers import drop_metrics_from
 
 

@@ -1,5 +1,6 @@
 """Learning rates, LARS and SGD, and the optimizer settings that a method brings."""
 
+import copy
 import dataclasses
 import math
 
@@ -7,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from ropaws.core.optimizers import LARS, Adam
 from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import PAWS, FineTune
 from ropaws.run.config import RunConfig, with_method
 from ropaws.training.optim import (
-    LARS,
     OptimConfig,
     build_optimizer,
     fixmatch_cosine,
@@ -168,3 +169,35 @@ def test_a_method_brings_the_settings_of_its_optimizer():
         assert found.optim.name == "sgd"
         assert dataclasses.replace(found, method=base.method, optim=base.optim) == base
     assert with_method(base, PAWS()).optim == base.optim
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_is_that_of_torch_to_the_bit(decay):
+    generator = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(5, 3, generator=generator), torch.randn(20, 5, 3, generator=generator)
+    found = []
+    for build in (
+        lambda w: Adam([w], lr=0.01, beta=0.8, weight_decay=decay),
+        lambda w: torch.optim.Adam([w], lr=0.01, betas=(0.8, 0.999), weight_decay=decay, foreach=False),
+    ):
+        weight = nn.Parameter(start.clone())
+        optimizer = build(weight)
+        for gradient in gradients:
+            weight.grad = gradient.clone()
+            optimizer.step()
+        found.append(weight.detach())
+    assert torch.equal(*found)
+
+
+def test_adam_goes_on_from_its_saved_state():
+    weight = nn.Parameter(torch.ones(2))
+    first = Adam([weight], lr=0.1)
+    weight.grad = torch.tensor([1.0, -2.0])
+    first.step()
+    saved, other = copy.deepcopy(first.state_dict()), nn.Parameter(weight.detach().clone())
+    second = Adam([other], lr=0.1)
+    second.load_state_dict(saved)
+    other.grad = weight.grad.clone()
+    first.step()
+    second.step()
+    assert torch.equal(weight, other)

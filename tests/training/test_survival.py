@@ -18,6 +18,7 @@ from torch.amp.grad_scaler import GradScaler
 import ropaws
 import ropaws.run.train as training
 from ropaws.core.files import read_json, write_json
+from ropaws.core.optimizers import LARS
 from ropaws.core.records import Batch, Losses
 from ropaws.core.run_layout import FORMAT
 from ropaws.embedding.backbones import build_encoder
@@ -25,7 +26,6 @@ from ropaws.methods import Method
 from ropaws.run.config import to_json
 from ropaws.training import trackers
 from ropaws.training.loop import fit
-from ropaws.training.optim import LARS
 from tests import tiny
 from tests.test_distributed import environment, train_with
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from scipy.special import stdtrit
 
 from ropaws.bench.cells import RESULT, Cell, read_result
 from ropaws.bench.tasks import Task
@@ -102,9 +103,7 @@ def paired_difference(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     mean, count = statistics.mean(differences), len(differences)
     if count < FEWEST_DRAWS:
         return {"mean": mean, "low": None, "high": None, "pairs": count}
-    from scipy.stats import t  # slow to load
-
-    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * statistics.stdev(differences) / math.sqrt(count)
     return {"mean": mean, "low": mean - half, "high": mean + half, "pairs": count}
 
 

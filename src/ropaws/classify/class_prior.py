@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from scipy.stats import beta
+from scipy.special import betaincinv
 from torch import Tensor
 
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
@@ -102,7 +102,7 @@ def with_interval(frequencies: Tensor, labels: int) -> ClassPrior:
     """As wide as if the labels alone, drawn at random, had shown these frequencies.   (c,)"""
     share = frequencies.double().numpy()
     low, high = (
-        torch.from_numpy(beta.ppf(level, labels * share + 0.5, labels * (1 - share) + 0.5)).to(frequencies)
+        torch.from_numpy(betaincinv(labels * share + 0.5, labels * (1 - share) + 0.5, level)).to(frequencies)
         for level in INTERVAL
     )
     return ClassPrior(frequencies, low.minimum(frequencies), high.maximum(frequencies))

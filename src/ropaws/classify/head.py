@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ropaws.classify.objective import RoPAWSObjective
 from ropaws.classify.soft_nn import auto_prior_temperature, gather_support, nearest_gap, update_running_gap
+from ropaws.core.optimizers import Adam
 from ropaws.core.randomness import SUPPORT_VIEWS as SUPPORT_DRAWS
 from ropaws.core.randomness import (
     VIEWS,
@@ -134,7 +135,7 @@ def train_head(
     head = nn.Linear(dims, dims)
     nn.init.eye_(head.weight)
     nn.init.zeros_(head.bias)
-    optimizer = torch.optim.Adam(head.parameters(), lr=RATE)
+    optimizer = Adam(head.parameters(), lr=RATE)
     batches, gap = RowBatches(points, labeled, seed), torch.tensor(math.nan)
     for step in range(steps):
         for group in optimizer.param_groups:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import binom
+from scipy.special import bdtr
 from torch import Tensor
 
 from ropaws.core.features import Features
@@ -50,7 +50,7 @@ def _at_chance(rows: Tensor, labels: Tensor) -> str | None:
     scores[torch.arange(len(rows)), numbers] = own
     right = int((scores.argmax(dim=1) == numbers)[known].sum())
     seen, chance = int(known.sum()), float(counts.max() / counts.sum())
-    if right > int(binom.ppf(CHANCE, seen, chance)):
+    if right and bdtr(right - 1, seen, chance) >= CHANCE:  # so many draw fewer at random
         return None
     return (
         f"the features know no more of the {seen} labels than chance ({right} right, held out): the labels do"

@@ -9,6 +9,7 @@ that on the labels, each held out, and averages it over the confidences of the p
 from typing import NamedTuple
 
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 
 from ropaws.core.labels import OUT_OF_CLASS
@@ -207,9 +208,7 @@ def audit_size(within: float = 0.10, expected: float = 0.5) -> int:
 
 def binomial_interval(good: int, count: int, level: float = LEVEL) -> tuple[float, float]:
     """Clopper and Pearson's, which holds the true share at least as often as the level says."""
-    from scipy.stats import beta  # slow to load
-
     tail = (1 - level) / 2
-    low = float(beta.ppf(tail, good, count - good + 1)) if good else 0.0
-    high = float(beta.ppf(1 - tail, good + 1, count - good)) if good < count else 1.0
+    low = float(betaincinv(good, count - good + 1, tail)) if good else 0.0
+    high = float(betaincinv(good + 1, count - good, 1 - tail)) if good < count else 1.0
     return low, high

@@ -14,6 +14,7 @@ from ropaws.core.distributed import check_same, gather_constants, place, synchro
 from ropaws.core.features import Features, principal_components
 from ropaws.core.hardware import Precision, choose_device, choose_precision, half_type
 from ropaws.core.labels import UNLABELED
+from ropaws.core.optimizers import LARS
 from ropaws.core.randomness import support_indices, support_share, unlabeled_indices
 from ropaws.core.run_layout import DATA
 from ropaws.core.terminal import Terminal
@@ -41,7 +42,7 @@ from ropaws.run.manifest import DataFacts, digest_images, read_facts
 from ropaws.run.run import with_method_parts
 from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import finish, fit
-from ropaws.training.optim import LARS, build_optimizer, learning_rate
+from ropaws.training.optim import build_optimizer, learning_rate
 
 PROBE_STEPS = 6
 NO_NORMALIZATION = Normalization((0.0,), (1.0,))  # features are taken as they are

@@ -1,13 +1,14 @@
-"""Optimizers and their settings: LARS as in PAWS, SGD as in the FixMatch family, Adam for heads."""
+"""The optimizer and its settings: LARS as in PAWS, SGD as in the FixMatch family, Adam for heads."""
 
 import math
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from ropaws.core.optimizers import LARS, Adam
 
 
 def warmup_cosine(step: int, *, peak: float, start: float, end: float, warmup: int, total: int) -> float:
@@ -21,9 +22,6 @@ def warmup_cosine(step: int, *, peak: float, start: float, end: float, warmup: i
 def fixmatch_cosine(step: int, *, peak: float, total: int) -> float:
     """peak cos(7/16 pi step / total): no warm-up, ends at about a fifth of the peak."""
     return peak * math.cos(7 / 16 * math.pi * step / total)
-
-
-ADAM_BETA2 = 0.999  # the usual one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
     ]
     if config.name == "adam":
-        return torch.optim.Adam(groups, lr=config.start, betas=(config.momentum, ADAM_BETA2))
+        return Adam(groups, lr=config.start, beta=config.momentum)
     return torch.optim.SGD(groups, lr=config.start, momentum=config.momentum, nesterov=config.momentum > 0)
 
 
@@ -86,70 +84,3 @@ def learning_rate(config: OptimConfig, steps: int) -> Callable[[int], float]:
     return lambda step: warmup_cosine(
         step, peak=config.peak, start=config.start, end=config.end, warmup=config.warmup, total=steps
     )
-
-
-class LARS(torch.optim.Optimizer):
-    """Layer-wise adaptive rates (You et al., 2017).
-
-    update = rate (g + decay w),  rate = trust |w| / (|g| + decay |w| + eps)
-    Vectors (biases, norm layers) are excluded by their number of dimensions: plain g, no decay.
-    """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 1e-6,
-        trust: float = 0.001,
-        eps: float = 1e-8,
-    ) -> None:
-        _leave_out_tracer()
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
-        super().__init__(params, defaults)
-
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
-        return loss
-
-    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        if weight.ndim > 1:
-            gradient = _adapt(weight, gradient, group["weight_decay"], group["trust"], group["eps"])
-        state = self.state[weight]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(weight)
-        state["momentum"].mul_(group["momentum"]).add_(gradient)
-        weight.add_(state["momentum"], alpha=-group["lr"])
-
-
-def _adapt(weight: Tensor, gradient: Tensor, decay: float, trust: float, eps: float) -> Tensor:
-    size, slope = weight.norm(), gradient.norm()
-    rate = trust * size / (slope + decay * size + eps)
-    # A weight or gradient of zero gives no scale to go by: take the gradient as it is.
-    return torch.where((size > 0) & (slope > 0), (gradient + decay * weight) * rate, gradient)
-
-
-def _leave_out_tracer() -> None:
-    """Save the second or more that loading torch.compile's tracer takes.
-
-    torch's optimizers load it at first use, only to keep it away from these methods; none is traced here.
-    """
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None and "torch._dynamo" not in sys.modules:
-            method.__dict__.setdefault("__dynamo_disable", method)

@@ -1,0 +1,114 @@
+"""LARS, and Adam without the second that torch's own takes to load the tracer of torch.compile."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+
+class _WeightByWeight(torch.optim.Optimizer):
+    """An optimizer that changes one weight after another."""
+
+    def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], **defaults: float) -> None:
+        _leave_out_tracer()
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+        return loss
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class LARS(_WeightByWeight):
+    """Layer-wise adaptive rates (You et al., 2017).
+
+    update = rate (g + decay w),  rate = trust |w| / (|g| + decay |w| + eps)
+    Vectors (biases, norm layers) are excluded by their number of dimensions: plain g, no decay.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-6,
+        trust: float = 0.001,
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust, eps=eps)
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if weight.ndim > 1:
+            gradient = _adapt(weight, gradient, group["weight_decay"], group["trust"], group["eps"])
+        state = self.state[weight]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(weight)
+        state["momentum"].mul_(group["momentum"]).add_(gradient)
+        weight.add_(state["momentum"], alpha=-group["lr"])
+
+
+def _adapt(weight: Tensor, gradient: Tensor, decay: float, trust: float, eps: float) -> Tensor:
+    size, slope = weight.norm(), gradient.norm()
+    rate = trust * size / (slope + decay * size + eps)
+    # A weight or gradient of zero gives no scale to go by: take the gradient as it is.
+    return torch.where((size > 0) & (slope > 0), (gradient + decay * weight) * rate, gradient)
+
+
+class Adam(_WeightByWeight):
+    """Adam (Kingma and Ba, 2015): to the bit what torch.optim.Adam computes on one weight after another.
+
+    beta: share of the mean of gradients that is kept; 0.999 of that of their squares
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        beta: float = 0.9,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr=lr, beta=beta, beta2=0.999, weight_decay=weight_decay, eps=1e-8)
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state, beta, beta2 = self.state[weight], group["beta"], group["beta2"]
+        if not state:
+            state |= {"step": 0, "mean": torch.zeros_like(weight), "square": torch.zeros_like(weight)}
+        state["step"] += 1
+        if group["weight_decay"]:
+            gradient = gradient.add(weight, alpha=group["weight_decay"])
+        mean = state["mean"].lerp_(gradient, 1 - beta)
+        square = state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = (square.sqrt() / math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
+        weight.addcdiv_(mean, scale, value=-group["lr"] / (1 - beta ** state["step"]))
+
+
+def _leave_out_tracer() -> None:
+    """Save the second or more that loading torch.compile's tracer takes.
+
+    torch's optimizers load it at first use, only to keep it away from these methods; none is traced here.
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+        if method is not None and "torch._dynamo" not in sys.modules:
+            method.__dict__.setdefault("__dynamo_disable", method)
