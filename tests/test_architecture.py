@@ -21,7 +21,7 @@ LEVELS = (
     ("insight",),
     ("training.loaders", "methods", "training"),
     ("run", "recipes"),
-    ("bench", "explore"),
+    ("bench", "explore", "scale"),
     ("cli", "__main__", "__init__"),
 )
 PLACES = {part: (level, place) for level, row in enumerate(LEVELS) for place, part in enumerate(row)}

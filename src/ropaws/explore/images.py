@@ -78,7 +78,7 @@ class ListedImages(ShownImages):
     def version(self, number: int) -> str:
         image = self.images[number]
         try:
-            facts = (image if isinstance(image, Path) else image[0]).stat()
+            facts = Path(image if isinstance(image, Path) else image[0]).stat()
         except OSError:
             raise UnreadableError("the file is not there any more") from None
         return f"{facts.st_mtime_ns} {facts.st_size}"

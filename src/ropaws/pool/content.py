@@ -22,7 +22,18 @@ from ropaws.core.files import IMAGE_FILE, PIXELS, check_regular, open_regular
 from ropaws.pool.array_files import ArrayRow
 from ropaws.pool.saved_datasets import DatasetRow
 
-ImageRef = Path | ArrayRow | DatasetRow
+
+class Encoded(NamedTuple):
+    """An image file that is in memory."""
+
+    name: str
+    data: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ImageRef = Path | ArrayRow | DatasetRow | Encoded
 
 # As Pillow names them: AVIF where it was built with it, HEIF with the extra of that name. Pillow knows dozens
 # more: some start programs (PostScript), some take memory by the gigabyte before anyone can ask for the size
@@ -88,6 +99,9 @@ def read_content(image: ImageRef) -> Content:
         return Content(image.pixels())
     if isinstance(image, DatasetRow):
         return Content(image.encoded())
+    if isinstance(image, Encoded):
+        IMAGE_FILE.check(len(image.data), image.name)
+        return Content(image.data)
     with open_regular(image, IMAGE_FILE) as file:
         before = os.fstat(file.fileno())
         data = file.read()
