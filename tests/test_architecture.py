@@ -181,7 +181,7 @@ def test_no_drawer_for_odds_and_ends():
 
 
 def test_few_modules_are_at_the_top():
-    assert len(list(SOURCE.glob("*.py"))) <= 3
+    assert len(list(SOURCE.glob("*.py"))) <= 4
 
 
 def test_public_names_are_few_sorted_and_there():

@@ -7,6 +7,7 @@ that was lost with its machine is computed again, and one that is there is never
 import hashlib
 import itertools
 import logging
+import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from ropaws.embedding.frozen_features import Embedding
 from ropaws.pool.content import Encoded, ImageRef, Unreadable
 from ropaws.pool.listing import Pool
 from ropaws.pool.streaming import ImageStack
-from ropaws.run.label_files import column_names, columns, write_labels
+from ropaws.run.label_files import TEXTS, column_names, columns, write_labels
 from ropaws.run.manifest import model_digest
 from ropaws.run.predict import Predictor, predict_files
 from ropaws.run.run import Run
@@ -114,7 +115,8 @@ class Labeler:
             if isinstance(item, Unreadable):
                 found[item.path] = {**self._nothing(item.path), ERROR: item.reason}
             elif item is not None:
-                found[item.path] = {**columns(item, classes, self.top), ERROR: ""}
+                row = columns(item, classes, self.top)
+                found[item.path] = {**row, "confidence": row["confidence"] or math.nan, ERROR: ""}
         return [found[str(image)] for image in images]
 
     def describe(self) -> Row:
@@ -128,9 +130,8 @@ class Labeler:
 
     def _nothing(self, path: str) -> Row:
         """The row of an image that could not be read."""
-        empty = {"path": path, "out_of_class": False, "label": "", "nearest": ""}
-        texts = [name for name in self.names if name.startswith("top")]
-        return {name: empty.get(name, "" if name in texts else float("nan")) for name in self.names}
+        empty = {name: "" if name in TEXTS or name.startswith("top") else math.nan for name in self.names}
+        return {**empty, "path": path, "out_of_class": False}
 
 
 class FeatureMaker:
@@ -179,22 +180,26 @@ def _images_of(batch: Any) -> list[ImageRef]:
 class RayOptions:
     """Where and how Ray works."""
 
-    address: str | None = None  # of a cluster: "auto" for the one this machine belongs to; None: this machine
+    address: str | None = None
+    """With --engine ray: of a cluster; auto is that of this machine. By default this machine alone."""
     workers: int = 2
-    gpus: float = 0.0  # of each worker; a half lets two share one
-    part: int = 1000  # images of a file
+    """With --engine ray: processes that each load the network once."""
+    gpus: float = 0.0
+    """With --engine ray: GPUs of each worker; 0.5 lets two share one."""
+    part: int = 1000
+    """With --engine ray: images of a parquet file. What is there is not computed again."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "part"):
             if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise ValueError(f"--{name} must be at least 1, got {value}")
         if self.gpus < 0:
-            raise ValueError(f"gpus must be at least 0, got {self.gpus}")
+            raise ValueError(f"--gpus must be at least 0, got {self.gpus}")
 
 
 def write_parts(
     maker: Maker,
-    pool: Pool,
+    images: Sequence[ImageRef],
     out: Path | str,
     options: RayOptions | None = None,
     console: Console | None = None,
@@ -203,7 +208,7 @@ def write_parts(
 
     Args:
         maker: What is computed: a Labeler or a FeatureMaker.
-        pool: The images; every worker opens them under the same path.
+        images: Those of a pool; every worker opens them under the same path.
         out: The folder, on a disk that all workers share.
         options: Of Ray.
         console: Where progress goes; standard error by default.
@@ -216,16 +221,15 @@ def write_parts(
     """
     options = options or RayOptions()
     folder = Path(out).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        _check_plan(folder / PLAN, _plan(maker, pool, options))
-        starts = [s for s in range(0, len(pool), options.part) if not _place(folder, s, options).exists()]
-        parts = [pool.images[start : start + options.part] for start in starts]
+        _check_plan(folder / PLAN, _plan(maker, images, options))
+        starts = [s for s in range(0, len(images), options.part) if not _place(folder, s, options).exists()]
+        parts = [images[start : start + options.part] for start in starts]
         finished = _computed(maker, dict(zip(starts, parts, strict=True)), folder, options) if starts else ()
-        done = len(pool) - sum(map(len, parts))
+        done = len(images) - sum(map(len, parts))
         counts = itertools.chain([done], finished)
         watch = watch_files(console or Terminal(stderr=True))
-        for _ in watch((None for count in counts for _ in range(count)), "Images", len(pool)):
+        for _ in watch((None for count in counts for _ in range(count)), "Images", len(images)):
             pass
     return len(starts)
 
@@ -261,6 +265,16 @@ class _Part:
         return {"count": np.array([len(images)])}
 
 
+def check_parts_folder(out: Path) -> None:
+    """Refuse what is no folder, before hours of computing.
+
+    Raises:
+        ValueError: It looks like a table, or a file is there.
+    """
+    if out.suffix or out.is_file():
+        raise ValueError(f"--out: with --engine ray a folder of parquet files is written, got {out}")
+
+
 def read_parts(out: Path | str) -> Iterator[Row]:
     """The rows of all parts, in the order of the pool."""
     import pyarrow.parquet
@@ -273,9 +287,9 @@ def _place(folder: Path, start: int, options: RayOptions) -> Path:
     return folder / f"part-{start // options.part:06d}.parquet"
 
 
-def _plan(maker: Maker, pool: Pool, options: RayOptions) -> Row:
-    names = hashlib.blake2b("\0".join(pool.names).encode("utf-8", "surrogateescape"), digest_size=16)
-    return {**maker.describe(), "images": len(pool), "names": names.hexdigest(), "part": options.part}
+def _plan(maker: Maker, images: Sequence[ImageRef], options: RayOptions) -> Row:
+    names = hashlib.blake2b("\0".join(map(str, images)).encode("utf-8", "surrogateescape"), digest_size=16)
+    return {**maker.describe(), "images": len(images), "names": names.hexdigest(), "part": options.part}
 
 
 def _check_plan(path: Path, plan: Row) -> None:

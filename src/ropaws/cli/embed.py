@@ -19,10 +19,11 @@ from ropaws.embedding.embedder import (
 from ropaws.embedding.pretrained import LITE, NETWORKS, Network, best_at_hand, weights_at_hand
 from ropaws.embedding.timm_backbone import TIMM
 from ropaws.pool.listing import Pool
+from ropaws.scale import FeatureMaker, RayOptions, check_parts_folder, write_parts
 
 
 @dataclass(frozen=True)
-class Embed:
+class Embed(RayOptions):
     """Compute the features of images with a pretrained network, for `train --features` or other programs.
 
     ropaws embed photos/pool --labeled photos/labeled --out features.npz
@@ -31,7 +32,8 @@ class Embed:
     sources: tyro.conf.Positional[tuple[Path, ...]]
     """Folders, searched recursively, images, tables of paths, .npz files, or saved datasets."""
     out: Path
-    """The .npz to write: features, views, labels, names. Facts about it go to OUT.json beside it."""
+    """The .npz to write: features, views, labels, names. Facts about it go to OUT.json beside it. With
+    --engine ray a folder of parquet files with the center view's features."""
     labeled: tuple[Path, ...] = ()
     """Sources with labels: folders with one folder per class, tables of path and label ..."""
     test: tuple[Path, ...] = ()
@@ -49,11 +51,13 @@ class Embed:
     """Folder that keeps features for later; by default ~/.cache/ropaws/features."""
     device: str = "auto"
     """Where to compute."""
+    engine: Literal["local", "ray"] = "local"
+    """ray shares the work out over processes or the machines of a cluster."""
 
 
 def embed(arguments: list[str]) -> None:
     command = parse(Embed, "embed", arguments)
-    check_features_file(command.out)
+    (check_parts_folder if command.engine == "ray" else check_features_file)(command.out)
     embedder = Embedder(
         command.backbone,
         init=command.init,
@@ -64,10 +68,21 @@ def embed(arguments: list[str]) -> None:
     )
     # All that can be wrong with the sources is found before hours of computing.
     pool, tests = open_images(command.sources, command.labeled), Pool.open(test=command.test)
+    if command.engine == "ray":
+        _embed_with_ray(command, embedder, pool, tests)
+        return
     found = embedder.embed(pool)
     tested = embedder.embed(tests, views=0) if len(tests) else None
     found.save(command.out, test=tested)
     _summarize(command.out, found, tested)
+
+
+def _embed_with_ray(command: Embed, embedder: Embedder, pool: Pool, tests: Pool) -> None:
+    if len(tests):
+        raise ValueError("--test: with --engine ray, give test images a command and an --out of their own")
+    maker = FeatureMaker(embedder.embedding(pool), command.cache)
+    made = write_parts(maker, pool.images, command.out, command)
+    say(f"{command.out}: features of {len(pool):,} images; {made:,} parts were computed now")
 
 
 def _summarize(out: Path, found: Embedded, tested: Embedded | None) -> None:

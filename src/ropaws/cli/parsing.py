@@ -114,7 +114,9 @@ def show_help(
     """
     examples, sentence = _introduction(about or command.__doc__ or "")
     width = min(WIDEST, shutil.get_terminal_size().columns)
-    rows = {field.name: _option(command, field) for field in dataclasses.fields(command)}
+    fields = {field.name: field for field in dataclasses.fields(command)}
+    order = [name for name in _described_fields(command) if name in fields]
+    rows = {name: _option(command, fields[name]) for name in order}
     indent = 4 + max(len(shown) for shown, _ in rows.values())
     positional = [shown for shown, _ in rows.values() if not shown.startswith("--")]
     lines = [" ".join(["usage: ropaws", name, *positional, "[options]"]), ""]
@@ -169,12 +171,13 @@ def _metavar(kind: Any) -> str:
 
 def _described_fields(command: type[Any]) -> dict[str, str]:
     """The docstring below each field, which Python itself does not keep."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(command))).body
-    assert isinstance(tree, ast.ClassDef)
     found: dict[str, str] = {}
-    for field, below in itertools.pairwise(tree.body):
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            found[ast.unparse(field.target)] = ast.literal_eval(below.value)
+    for part in filter(dataclasses.is_dataclass, command.__mro__):  # a command's own fields come first
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, below in itertools.pairwise(tree.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found.setdefault(ast.unparse(field.target), ast.literal_eval(below.value))
     return found
 
 

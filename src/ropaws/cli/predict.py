@@ -17,10 +17,11 @@ from ropaws.pool.datasets.feature_file import FeatureTable
 from ropaws.pool.listing import Pool
 from ropaws.run.label_files import PredictSettings, check_target, label_files
 from ropaws.run.predict import Predictor, feature_table
+from ropaws.scale import Labeler, RayOptions, check_parts_folder, write_parts
 
 
 @dataclass(frozen=True)
-class Predict:
+class Predict(RayOptions):
     """Label images with a trained run: class, confidence, and whether they belong to any known class.
 
     ropaws predict runs/mine photos/pool --out labels.csv
@@ -32,7 +33,8 @@ class Predict:
     """Folders, searched recursively, images, tables of paths, .npz files, or saved datasets. For a run on
     features, or on a frozen backbone: one .npz or .npy file of features."""
     out: Path
-    """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it."""
+    """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it. With --engine
+    ray a folder of parquet files."""
     threshold: float | None = None
     """In-domain probability below which an image is out-of-class. By default one half where the pool itself
     says how likely an image belongs to any class, as on pretrained features; else what 95 % of the labeled
@@ -49,6 +51,8 @@ class Predict:
     """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
     device: str | None = None
     """Where to compute; by default as the run was trained."""
+    engine: Literal["local", "ray"] = "local"
+    """ray shares the work out over processes or the machines of a cluster."""
 
 
 def _listed(sources: Sequence[Path]) -> Sequence[ImageRef] | FeatureTable:
@@ -72,6 +76,9 @@ def predict(arguments: list[str]) -> None:
         raise ValueError("--copy-to and --move-to cannot be combined")
     if not command.sources:
         raise ValueError("name the images to label: ropaws predict RUN FOLDER --out labels.csv")
+    if command.engine == "ray":
+        _predict_with_ray(command)
+        return
     settings = PredictSettings(
         out=command.out,
         top=command.top,
@@ -92,6 +99,20 @@ def predict(arguments: list[str]) -> None:
     Terminal().print(table)
     if summary.unreadable:
         say(f"{len(summary.unreadable)} unreadable images are listed in {command.out}.json", error=True)
+
+
+def _predict_with_ray(command: Predict) -> None:
+    chosen = {"--propagate": command.propagate, "--copy-to": command.copy_to, "--move-to": command.move_to}
+    if refused := next((name for name, value in chosen.items() if value), None):
+        raise ValueError(f"{refused} needs all images in one process; leave --engine ray out")
+    check_parts_folder(command.out)
+    images = _listed(command.sources)
+    if isinstance(images, FeatureTable):
+        raise ValueError("--engine ray labels images; for a file of features leave it out")
+    run_of(command.run, command.method)  # for its errors, before any worker starts
+    labeler = Labeler(command.run, threshold=command.threshold, top=command.top, device=command.device)
+    made = write_parts(labeler, images, command.out, command)
+    say(f"{command.out}: {len(images):,} images; {made:,} parts were computed now")
 
 
 @dataclass(frozen=True)

@@ -163,10 +163,13 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> int:
     try:
         while part := list(itertools.islice(texts, PARQUET_ROWS)):
             table = pyarrow.Table.from_pylist(part, None if writer is None else writer.schema)
-            if writer is None and pyarrow.types.is_null(table.schema.field("confidence").type):
-                place = table.schema.get_field_index("confidence")  # no row of the first part has a label
-                number = pyarrow.field("confidence", pyarrow.float64())
-                table = table.cast(table.schema.set(place, number))
+            if writer is None:  # a column without any value yet, such as confidence where no row has a label
+                number, fields = pyarrow.float64(), table.schema
+                empty = [pyarrow.types.is_null(field.type) for field in fields]
+                fixed = [
+                    field.with_type(number) if e else field for field, e in zip(fields, empty, strict=True)
+                ]
+                table = table.cast(pyarrow.schema(fixed))
             writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema)
             writer.write_table(table)
             count += len(part)
