@@ -93,14 +93,16 @@ class Adam(_WeightByWeight):
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state, beta, beta2 = self.state[weight], group["beta"], group["beta2"]
         if not state:
-            state |= {"step": 0, "mean": torch.zeros_like(weight), "square": torch.zeros_like(weight)}
+            state |= {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+            state["step"] = torch.tensor(0.0)  # a tensor, as all that a checkpoint keeps
         state["step"] += 1
+        count = float(state["step"])
         if group["weight_decay"]:
             gradient = gradient.add(weight, alpha=group["weight_decay"])
-        mean = state["mean"].lerp_(gradient, 1 - beta)
-        square = state["square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (square.sqrt() / math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
-        weight.addcdiv_(mean, scale, value=-group["lr"] / (1 - beta ** state["step"]))
+        mean = state["exp_avg"].lerp_(gradient, 1 - beta)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        scale = (square.sqrt() / math.sqrt(1 - beta2**count)).add_(group["eps"])
+        weight.addcdiv_(mean, scale, value=-group["lr"] / (1 - beta**count))
 
 
 def _leave_out_tracer() -> None:
