@@ -4,7 +4,9 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import ropaws
 from ropaws.pool.corpus import Corpus, join, measure_normalization
 from ropaws.pool.sources import DataConfig, load_corpus
 from tests.pool.datasets.test_npz import write_npz
@@ -133,3 +135,12 @@ def test_normalization_gives_mean_zero_and_deviation_one():
     torch.testing.assert_close(out.std(dim=(0, 2, 3)), torch.ones(3), atol=1e-4, rtol=0)
     constant = torch.full((2, 1, 4, 4), 7, dtype=torch.uint8)
     assert measure_normalization(constant).apply_(constant / 255).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
+def test_an_image_of_a_pool_has_its_pixels(tmp_path, kind):
+    """Also where nothing had to be turned or converted, so that Pillow would read too late."""
+    Image.new("RGB", (5, 4), (200, 0, 0)).save(tmp_path / f"red.{kind.lower()}")
+    red = np.asarray(ropaws.Pool.open(tmp_path).image(0))
+    assert red.shape == (4, 5, 3)
+    assert red[:, :, 0].mean() > 190

@@ -70,6 +70,15 @@ ARRAYS = Limit("ROPAWS_MOST_ARRAY_BYTES", 256 * MB, "bytes in memory")  # or ten
 DATASET_FILE = Limit("ROPAWS_MOST_DATASET_BYTES", 4 * GB)  # an official file of a named dataset
 
 
+COMMON = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+EXTENSIONS = frozenset((*COMMON, ".ppm", ".pgm", ".pbm", ".avif", ".heic", ".heif"))
+
+
+def is_image_file(name: str) -> bool:
+    """Does a file's name end as that of an image?"""
+    return os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
 KINDS = {
     stat.S_IFIFO: "a pipe",
     stat.S_IFCHR: "a device",

@@ -20,7 +20,7 @@ from ropaws.pool.content import (
     read_content,
 )
 from ropaws.pool.corpus import Images
-from ropaws.pool.decoding import to_rgb, upright
+from ropaws.pool.decoding import decode_whole
 
 SIDE, FULL_SIDE = 160, 1024  # pixels of a thumbnail and of the large view, at most
 LOSSLESS = 40  # pixels up to which an image is shown as it is, as a PNG
@@ -63,9 +63,7 @@ class ListedImages(ShownImages):
         self.names = tuple(map(str, images))
 
     def open(self, number: int) -> Image.Image:
-        # A large JPEG is decoded at a smaller scale.
-        with one_line_errors(), open_image(read_content(self.images[number]), FULL_SIDE) as opened:
-            return to_rgb(upright(opened))
+        return decode_whole(self.images[number], FULL_SIDE)
 
     def size(self, number: int) -> tuple[int, int]:
         with one_line_errors():

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
 
 from ropaws.core.cores import own_cores
+from ropaws.core.files import is_image_file
 from ropaws.core.worker_pool import map_in_workers
 from ropaws.pool.array_files import ArrayRow
 from ropaws.pool.content import (
@@ -27,8 +28,6 @@ from ropaws.pool.square_cache import Found, SquareCache, Wanted
 from ropaws.pool.whole_images import Whole, squeeze
 
 # Of all formats that may be read: a photograph that cannot be read here is listed, never passed over.
-COMMON = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-EXTENSIONS = frozenset((*COMMON, ".ppm", ".pgm", ".pbm", ".avif", ".heic", ".heif"))
 WHITE = 65535  # of gray images of 16 bits, which Pillow also opens as 32 bits
 STRIP = 1 << 22  # pixels that are converted at a time
 CHUNK = 32  # images a worker takes at a time
@@ -74,6 +73,18 @@ def decode_content(content: Content, size: int, wanted: Wanted) -> Found:
             return Found(whole.pixels, content.key, aspect=whole.aspect)
         square = whole.pixels if image.width == image.height else np.asarray(square_of(image, size))
         return Found(square, content.key, *whole)
+
+
+def decode_whole(image: ImageRef, size: int | None = None) -> Image.Image:
+    """A whole image, upright and in RGB; with size, a large JPEG may be smaller, as long as it covers that.
+
+    Raises:
+        UnreadableError: It cannot be read or decoded.
+    """
+    with one_line_errors(), open_image(read_content(image), size) as opened:
+        decoded = to_rgb(upright(opened))
+        decoded.load()  # before the file is closed: nothing may have asked for its pixels yet
+        return decoded
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -237,10 +248,6 @@ def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int |
 
 def _apply(function: Callable[[P], R], items: Sequence[P]) -> list[R]:
     return [function(item) for item in items]
-
-
-def is_image_file(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
 def walk_images(folder: Path) -> Iterable[Path]:

@@ -12,12 +12,13 @@ from typing import Any
 
 from PIL import Image
 
-from ropaws.core.files import PARSED, ROW, TABLE_FILE, check_regular, check_rows, read_regular
+from ropaws.core.files import PARSED, ROW, TABLE_FILE, check_regular, check_rows, is_image_file, read_regular
 from ropaws.core.labels import class_name, refuse_verdict
 from ropaws.pool.array_files import list_arrays
-from ropaws.pool.content import ImageRef, one_line_errors, open_image, read_content
-from ropaws.pool.decoding import is_image_file, to_rgb, upright, walk_images
+from ropaws.pool.content import ImageRef
+from ropaws.pool.decoding import decode_whole, walk_images
 from ropaws.pool.saved_datasets import is_dataset, list_dataset
+from ropaws.pool.shards import is_shard, join, list_shard
 
 # What a spreadsheet takes for the beginning of a formula, or skips before one; full-width forms too.
 _BEGINS = r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
@@ -166,8 +167,7 @@ class Pool:
         Raises:
             UnreadableError: It cannot be decoded, or is not there any more.
         """
-        with one_line_errors(), open_image(read_content(self.images[index])) as opened:
-            return to_rgb(upright(opened))
+        return decode_whole(self.images[index])
 
     @property
     def are_files(self) -> bool:
@@ -213,7 +213,7 @@ def list_unlabeled(source: Path) -> Pool:
     images: tuple[ImageRef, ...]
     notes: tuple[str, ...] = ()
     if rows is not None:
-        images = rows.images
+        images, notes = rows.images, rows.notes
     elif source.suffix.lower() in TABLES:
         table = read_table(source, needs_label=False)
         images, notes = table.images, table.notes
@@ -279,6 +279,9 @@ class _RealPlaces:
 
 def _list_rows(source: Path) -> Pool | None:
     """Images that are not files; None for any other source."""
+    if shards := _shards(source):
+        images, shard_labels, notes = join(list_shard(shard) for shard in shards)
+        return Pool(tuple(images), tuple(shard_labels), tuple(notes))
     if source.suffix.lower() == ".npz":
         rows, labels = list_arrays(source)
         return Pool(tuple(rows), tuple(labels))
@@ -286,6 +289,21 @@ def _list_rows(source: Path) -> Pool | None:
         dataset_rows, labels = list_dataset(source)
         return Pool(tuple(dataset_rows), tuple(labels))
     return None
+
+
+def _shards(source: Path) -> list[Path]:
+    """The shards of a source: itself, or all that is in a folder, if that is shards alone."""
+    if source.is_file():
+        return [source] if is_shard(source) else []
+    if not source.is_dir():
+        return []
+    inside: list[Path] = []
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if not entry.name.lower().endswith((".tar", ".parquet")):
+                return []
+            inside.append(Path(entry.path))
+    return sorted(inside) if all(map(is_shard, inside)) else []
 
 
 def _missing(source: Path) -> str:

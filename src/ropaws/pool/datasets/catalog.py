@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropaws.core.files import TABLE_FILE, read_regular
+from ropaws.core.files import TABLE_FILE, is_image_file, read_regular
 from ropaws.pool.corpus import Corpus
 from ropaws.pool.datasets import archives
 from ropaws.pool.datasets.archives import Remote, Watch, fetch, is_archive, unpack
 from ropaws.pool.datasets.npz import read_npz
-from ropaws.pool.decoding import is_image_file, walk_images
+from ropaws.pool.decoding import walk_images
 from ropaws.pool.listing import Pool, merge
 from ropaws.pool.reading import ImageFiles
 

@@ -1,0 +1,223 @@
+"""Images inside larger files: WebDataset's tar shards, and parquet files with image bytes.
+
+Nothing is unpacked. A member of a shard is where its bytes are; links and names in an archive lead nowhere.
+"""
+
+import contextlib
+import functools
+import json
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from ropaws.core.files import IMAGE_FILE, JSON_FILE, PARSED, check_regular, is_image_file, open_regular
+from ropaws.core.labels import class_name
+from ropaws.pool.array_files import label_name
+
+LABEL_FILE = 4096  # bytes of a .cls member that are looked at
+LABELS = ("label", "class", "category", "target")  # in the .json member of a sample, and columns of parquet
+
+
+class TarMember(NamedTuple):
+    """One image of a tar shard."""
+
+    file: Path
+    name: str
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.file}#{self.name}"
+
+    def encoded(self) -> bytes:
+        """The image as it is stored."""
+        return _bytes_at(self.file, self.offset, self.size)
+
+
+class ParquetRow(NamedTuple):
+    """One image of a parquet file."""
+
+    file: Path
+    column: str
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.file}#{self.row}"
+
+    def encoded(self) -> bytes:
+        """The image as it is stored."""
+        start, values = _row_group(self.file, self.column, self.row)
+        value = values[self.row - start].as_py()
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes):
+            raise ValueError("the row has no image bytes")
+        return content
+
+
+class Listed(NamedTuple):
+    """What a shard holds."""
+
+    images: Sequence[TarMember | ParquetRow]
+    labels: list[str | None]
+    notes: list[str]
+
+
+def is_shard(path: Path) -> bool:
+    """Does a file hold many images: a tar file, or a parquet file with image bytes?"""
+    ending = path.suffix.lower()
+    return ending == ".tar" or (ending == ".parquet" and path.is_file() and image_column(path) is not None)
+
+
+def list_shard(path: Path) -> Listed:
+    """See list_tar and list_parquet."""
+    column = None if path.suffix.lower() == ".tar" else image_column(path)
+    return list_tar(path) if column is None else list_parquet(path, column)
+
+
+def list_tar(path: Path) -> Listed:
+    """The images of a tar shard in its order. A sample's label is its member .cls, or a field of its .json.
+
+    Raises:
+        ValueError: It is not an uncompressed tar file.
+    """
+    path = path.absolute()
+    check_regular(path, None)
+    images: dict[str, TarMember] = {}
+    labels: dict[str, str] = {}
+    left_out = {"links or devices": 0, "images whose key stands twice": 0}
+    notes = []
+    try:
+        for member in _members(path):
+            key, _, ending = member.name.rpartition("/")[2].partition(".")
+            key = f"{PurePosixPath(member.name).parent}/{key}"
+            if not member.isreg():
+                left_out["links or devices"] += not member.isdir()
+            elif is_image_file(member.name):
+                if key in images:
+                    left_out["images whose key stands twice"] += 1
+                images.setdefault(key, TarMember(path, member.name, member.offset_data, member.size))
+            elif ending in ("cls", "json"):
+                labels.update(_label_of(path, key, ending, member))
+    except tarfile.ReadError as error:
+        if not images:
+            raise ValueError(
+                f"{path} is not an uncompressed tar file ({error}); write it without compression"
+            ) from None
+        notes.append(f"{path} is damaged after {len(images):,} images ({error}); the rest is left out")
+    notes += [f"{path}: {count:,} {what} were left out" for what, count in left_out.items() if count]
+    return Listed(list(images.values()), [labels.get(key) for key in images], notes)
+
+
+def _members(path: Path) -> Iterator[tarfile.TarInfo]:
+    with tarfile.open(path, "r:") as archive:
+        while (member := archive.next()) is not None:
+            yield member
+            archive.members = []  # type: ignore[attr-defined]  # the library would keep millions of them
+
+
+def _label_of(path: Path, key: str, ending: str, member: tarfile.TarInfo) -> dict[str, str]:
+    """The label of a sample, if this member says it."""
+    most = LABEL_FILE if ending == "cls" else JSON_FILE.value
+    if member.size > most:
+        return {}
+    text = _bytes_at(path, member.offset_data, member.size).decode("utf-8", "replace").strip()
+    found: Any = text
+    if ending == "json":
+        with contextlib.suppress(ValueError, RecursionError):
+            fields = json.loads(text)
+            found = next((fields[name] for name in LABELS if name in fields), None)
+        if not isinstance(found, str | int) or found == text:
+            return {}
+    return {key: class_name(str(found))} if str(found).strip() else {}
+
+
+def _bytes_at(path: Path, offset: int, size: int) -> bytes:
+    IMAGE_FILE.check(size, path)
+    with open_regular(path, None) as file:
+        file.seek(offset)
+        data = file.read(size)
+    if len(data) < size:
+        raise OSError(f"{path} ends in the middle of an image; copy it again")
+    return data
+
+
+def image_column(path: Path) -> str | None:
+    """The column of image bytes of a parquet file, as Hugging Face writes it; None for a table of paths."""
+    pyarrow = _pyarrow(path)
+    try:
+        check_regular(path, None)
+        schema = pyarrow.parquet.read_schema(path)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a readable table ({error!s:.200}); write it again") from None
+    for field in schema:
+        kind = field.type
+        if pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            return str(field.name)
+        if field.name in ("bytes", "image") and pyarrow.types.is_binary(kind):
+            return str(field.name)
+    return None
+
+
+def list_parquet(path: Path, column: str) -> Listed:
+    """The images of a parquet file in its order, with its labels. Bytes are read when they are asked for."""
+    path = path.absolute()
+    pyarrow = _pyarrow(path)
+    with pyarrow.parquet.ParquetFile(path) as file:
+        count = file.metadata.num_rows
+        label = next((name for name in LABELS if name in file.schema_arrow.names), None)
+        values = [] if label is None else file.read(columns=[label]).column(label).to_pylist()
+        names = _class_names(file.schema_arrow.metadata or {}, label)
+    images = [ParquetRow(path, column, row) for row in range(count)]
+    return Listed(images, [label_name(value, names, path) for value in values or [None] * count], [])
+
+
+def _class_names(metadata: Mapping[bytes, bytes], label: str | None) -> list[str] | None:
+    """What the numbers of a label column stand for, where Hugging Face has noted it."""
+    with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):
+        names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return list(map(class_name, names))
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _starts(path: Path, _modified: int) -> tuple[int, ...]:
+    """The first row of each row group, and the number of rows."""
+    with _pyarrow(path).parquet.ParquetFile(path) as file:
+        counts = [file.metadata.row_group(k).num_rows for k in range(file.metadata.num_row_groups)]
+    return tuple(sum(counts[:k]) for k in range(len(counts) + 1))
+
+
+def _row_group(path: Path, column: str, row: int) -> tuple[int, Any]:
+    """The row group of a row: its first row, and the column. Rows are asked for in order, so one is kept."""
+    modified = check_regular(path, None).st_mtime_ns
+    starts = _starts(path, modified)
+    group = next(k for k in reversed(range(len(starts) - 1)) if starts[k] <= row)
+    return starts[group], _read_group(path, modified, column, group)
+
+
+@functools.lru_cache(maxsize=1)
+def _read_group(path: Path, _modified: int, column: str, group: int) -> Any:
+    with _pyarrow(path).parquet.ParquetFile(path) as file:
+        PARSED.check(file.metadata.row_group(group).total_byte_size, f"row group {group} of {path}")
+        return file.read_row_group(group, columns=[column]).column(column).combine_chunks()
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f"{path}: parquet files need pyarrow; pip install 'ropaws[parquet]'") from None
+    return pyarrow
+
+
+def join(parts: Iterable[Listed]) -> Listed:
+    """Several shards as one."""
+    together = list(parts)
+    return Listed(
+        [image for part in together for image in part.images],
+        [label for part in together for label in part.labels],
+        [note for part in together for note in part.notes],
+    )
