@@ -101,7 +101,7 @@ def _lite0() -> tuple[Any, Any, Any]:
 
     model = EfficientNetLite0().eval()
     model.load_state_dict(pretrained_weights())
-    return model, *NORMALIZATION
+    return model, NORMALIZATION.mean, NORMALIZATION.std
 
 
 def _dino(weights: Path | None) -> tuple[Any, Any, Any]:
