@@ -59,7 +59,7 @@ def test_a_label_wins_over_no_label(photos):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("file,label\na,b\n", "has no column 'path'; it has file, label"),
+        ("file,label\na,b\n", "; it has file, label"),
         ("path\nlabeled/rows/0.png\n", "has no column 'label'"),
         ("path,label\n", "has no rows"),
         ("path,label\nmissing.png,x\n", "names 1 files that are not there, the first is"),

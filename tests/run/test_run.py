@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -236,5 +236,5 @@ def test_results_have_the_fields_that_their_types_say(folder):
     (prediction,) = run.predict([tiny.draw(0, np.random.default_rng(0))])
     assert isinstance(prediction, Prediction)
     for name, kind in get_type_hints(Prediction).items():
-        assert isinstance(getattr(prediction, name), kind if isinstance(kind, type) else tuple)
+        assert isinstance(getattr(prediction, name), tuple if get_origin(kind) is tuple else kind)
     assert len(prediction.probabilities) == 3
