@@ -8,16 +8,24 @@ have come is fixed when torch is loaded, so each way of waiting is a process of 
 and take turns: for a quarter of a second one of them takes training steps while the others sleep. The load is
 stated: 0, 1 or 2 programs that compute without a pause, on one thread each, or another training with torch's
 default threads. "ours" is what the command line sets.
+
+python benchmarks/busy.py --command     `ropaws train` itself, alone and with another training beside
+
+The command sees who else computes and chooses its number of threads. Its fair share beside a training is half
+of its speed alone; runs with all threads, as without that choice, take turns with those that choose.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from step_time import training_steps
@@ -113,6 +121,41 @@ def measured(takers: dict[str, TurnTaker], task: str, load: str, turns: int) -> 
     }
 
 
+COMMAND_STEPS, FIRST_STEPS = 14, 2  # the first ones warm up
+
+
+def command_speed(load: str, settings: dict[str, str]) -> tuple[float, int]:
+    """Steps per second of `ropaws train`, and the number of threads that it has recorded."""
+    plain = {name: value for name, value in os.environ.items() if name not in WAITING_VARIABLES}
+    with beside(load), tempfile.TemporaryDirectory() as folder:
+        time.sleep(5.0 if load != "0" else 0.0)  # until it has loaded torch
+        run = Path(folder) / "run"
+        options = ["--recipe", "demo", "--train.steps", str(COMMAND_STEPS), "--no-report", "--out", str(run)]
+        command = [sys.executable, "-m", "ropaws", "train", *options]
+        subprocess.run(command, env={**plain, **settings}, check=True, capture_output=True)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        seconds = rows[-1]["seconds"] - rows[FIRST_STEPS - 1]["seconds"]
+        threads = json.loads((run / "environment.json").read_text())["threads"]
+    return (len(rows) - FIRST_STEPS) / seconds, threads
+
+
+def measured_command(turns: int) -> dict[str, object]:
+    ways = {"chooses": {}, "all threads": {"OMP_NUM_THREADS": str(os.cpu_count()), **WAITING}}
+    speed: dict[str, list[float]] = {}
+    threads: dict[str, list[int]] = {}
+    for _ in range(turns):
+        for way, settings in ways.items():
+            for load in ("0", TRAINING):
+                found, used = command_speed(load, settings)
+                speed.setdefault(f"{way}, {load} beside", []).append(round(found, 3))
+                threads.setdefault(f"{way}, {load} beside", []).append(used)
+    alone = max(statistics.median(speed[f"{way}, 0 beside"]) for way in ways)
+    share = {
+        way: round(statistics.median(speed[f"{way}, {TRAINING} beside"]) / (alone / 2), 3) for way in ways
+    }
+    return {"of_fair_share": share, "steps_per_second": speed, "threads": threads, "turns": turns}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -120,6 +163,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=25, help="turns of every way (default: 25)")
     parser.add_argument("--loads", nargs="+", default=LOADS, choices=LOADS, help="beside (default: all)")
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS, help="default: all")
+    parser.add_argument("--command", action="store_true", help="`ropaws train` beside a training, alone")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -127,6 +171,9 @@ def main() -> None:
         train_forever()
     if options.child:
         child()
+        return
+    if options.command:
+        write_results("busy", {"the command, training beside": measured_command(options.turns)})
         return
     with turn_takers({way: ([__file__, "--child"], settings) for way, settings in WAYS.items()}) as takers:
         for task in options.tasks:

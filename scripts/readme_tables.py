@@ -183,6 +183,16 @@ def busy() -> str:
     return table([["times as fast as torch's default", *ways], *rows])
 
 
+def busy_command() -> str:
+    """Speed of `ropaws train` beside another training, with the number of threads chosen and without."""
+    found = read("busy")["the command, training beside"]
+    rows = [["steps per second, median", "alone", "a training beside", "of the fair share"]]
+    for way, share in found["of_fair_share"].items():
+        speeds = (found["steps_per_second"][f"{way}, {load} beside"] for load in ("0", "training"))
+        rows.append([way, *(f"{statistics.median(speed):.2f}" for speed in speeds), f"{share:.0%}"])
+    return f"{table(rows)}\n\nTurns: {found['turns']}, on a machine with other load."
+
+
 def posterior() -> str:
     results = read("posterior")
     head = ["supports, classes", "M", "exact", "iterative", "inverse", "memory exact", "memory iterative"]
@@ -714,6 +724,7 @@ SECTIONS = {
     "plain-way": plain_way,
     "backbone-views": backbone_views,
     "busy": busy,
+    "busy-command": busy_command,
     "posterior": posterior,
     "soak": soak,
     "paper-main": paper_main,

@@ -171,6 +171,21 @@ def test_a_run_can_be_resumed_before_its_first_step(data, tmp_path, monkeypatch,
     assert_same_run(tiny_run, tmp_path / "part")
 
 
+def test_resume_keeps_the_number_of_threads(tmp_path, monkeypatch, tiny_run):
+    """Another number would round differently."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    run, seen = tiny.copy(tiny_run, tmp_path / "run"), []
+    monkeypatch.setattr("ropaws.run.train._fit", lambda *_, **__: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        ropaws.resume(run)
+    finally:
+        torch.set_num_threads(before)
+    recorded = json.loads((run / "environment.json").read_text())["threads"]
+    assert seen == [recorded] == [before]
+
+
 def test_resume_keeps_the_precision_of_the_run(data, tmp_path, monkeypatch, tiny_run):
     with monkeypatch.context() as patch:
         fail_at(patch, 3, power_cut)

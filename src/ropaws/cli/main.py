@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
+from ropaws.core.cores import CoreTimes, core_times
 from ropaws.core.labels import nearest
 
 # name: (module, summary); the module has a function of the command's name
@@ -38,6 +39,9 @@ COMMANDS = {
     "datasets": ("ropaws.cli.data", "list the named datasets and mixes, or download and count one"),
     "recipes": ("ropaws.cli.train", "list the published runs, or show one"),
 }
+
+# Those that send images through a network or fit to features, in this process.
+COMPUTING = ("train", "evaluate", "suggest", "explore", "finetune", "predict", "embed")
 
 HEAD = """usage: ropaws COMMAND [options]
 
@@ -122,5 +126,17 @@ def _dispatch(arguments: list[str]) -> None:
         raise ValueError(
             f"unknown command {name!r}, did you mean {nearest(name, COMMANDS)!r}? See `ropaws --help`"
         )
-    module, _ = COMMANDS[name]
-    getattr(importlib.import_module(module), name)(rest)
+    started = core_times()
+    command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+    if name in COMPUTING and not {"-h", "--help", "--help-all"} & set(rest):
+        _leave_room(started)
+    command(rest)
+
+
+def _leave_room(started: CoreTimes | None) -> None:
+    """See leave_room: loading torch has taken long enough to see what else the machine does."""
+    from ropaws.core.hardware import leave_room
+    from ropaws.core.terminal import say
+
+    if (line := leave_room(started, os.environ)) is not None:
+        say(line, error=True)

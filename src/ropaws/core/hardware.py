@@ -4,10 +4,11 @@ import ctypes
 import math
 import os
 import platform
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -74,10 +75,17 @@ def fast_at_bf16(device: torch.device) -> bool:
 
 
 @contextmanager
-def threads_for(asked: int | None) -> Iterator[None]:
-    """Compute with as many threads as asked, or as are this process's share of the cores."""
+def threads_for(asked: int | None, recorded: int | None = None) -> Iterator[None]:
+    """Compute with as many threads as asked, or as are this process's share of the cores.
+
+    recorded: of a run that is resumed. It rounds as before with as many, if there are so many cores and
+    nothing else has been chosen.
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(asked or choose_threads(os.environ, before))
+    chosen = asked or choose_threads(os.environ, before)
+    if recorded is not None and asked is None and "OMP_NUM_THREADS" not in os.environ:
+        chosen = min(recorded, own_cores())
+    torch.set_num_threads(chosen)
     try:
         yield
     finally:
@@ -98,16 +106,57 @@ def choose_threads(environment: Mapping[str, str], before: int) -> int:
     return own_cores(environment) if several else min(before, own_cores(environment))
 
 
-class LoadWatch:
-    """Notices once, some seconds into training, that other programs take cores from our threads.
+SHORTEST_LOOK = 0.5  # seconds; the counters tick in hundredths
+BUSY = 0.5  # cores of other programs; below that, waiting costs less than a thread brings
 
-    They wait for each other after every operation, so that one of them without a core holds up all
-    (benchmarks/busy.py). Fewer threads would be faster then, but a seed must give the same weights whatever
-    else the machine does, and the number of threads changes the rounding: it is the user's choice.
+
+class Crowd(NamedTuple):
+    """Other programs that keep so many cores busy that fewer threads of ours are faster."""
+
+    cores: float
+    threads: int  # that leave them those cores
+
+    def __str__(self) -> str:
+        return f"Other programs keep {self.cores:.1f} of {available_cores()} cores busy"
+
+
+def crowd(before: CoreTimes, after: CoreTimes) -> Crowd | None:
+    """Who else computed in between; None where all threads of ours can go on.
+
+    Threads wait for each other after every operation, so that one of them without a core holds up all
+    (benchmarks/busy.py).
+    """
+    others, threads = busy_elsewhere(before, after), torch.get_num_threads()
+    if threads < 2 or others < BUSY:
+        return None
+    return Crowd(others, max(1, threads - math.ceil(others)))
+
+
+def leave_room(started: CoreTimes | None, environment: Mapping[str, str]) -> str | None:
+    """Compute with fewer threads where other programs have kept cores busy since; what to say of it.
+
+    Called once, before anything is computed, since the number of threads changes the rounding; a run records
+    it. Nothing happens where a person or a launcher has chosen the number already.
+    """
+    chosen = "OMP_NUM_THREADS" in environment or processes_here(environment) > 1
+    many = torch.get_num_threads()
+    if started is None or chosen or many < 2 or torch.cuda.is_available():
+        return None
+    time.sleep(max(0.0, started.moment + SHORTEST_LOOK - time.monotonic()))
+    if (now := core_times()) is None or (found := crowd(started, now)) is None:
+        return None
+    torch.set_num_threads(found.threads)
+    return f"{found}: {found.threads} of {many} threads will be faster (OMP_NUM_THREADS={many} takes all)"
+
+
+class LoadWatch:
+    """Notices once, some seconds into training, that other programs now take cores from our threads.
+
+    The number of threads stays as it is, so that a run rounds alike from its first step to its last: another
+    one is the choice of the user.
     """
 
     SECONDS = 10.0
-    BUSY = 0.5  # cores; below that, waiting costs less than a thread brings
 
     def __init__(self, started: CoreTimes | None = None) -> None:
         self.started = started or core_times()
@@ -118,14 +167,12 @@ class LoadWatch:
             return None
         if now.moment - self.started.moment < self.SECONDS:
             return None
-        others, threads = busy_elsewhere(self.started, now), torch.get_num_threads()
-        self.started = None
-        if threads < 2 or others < self.BUSY:
+        found, self.started = crowd(self.started, now), None
+        if found is None:
             return None
-        fewer = max(1, threads - math.ceil(others))
         return (
-            f"Other programs keep {others:.1f} of {available_cores()} cores busy, and {threads} threads wait"
-            f" for each other: --train.threads {fewer} is likely faster"
+            f"{found}, and {torch.get_num_threads()} threads wait for each other:"
+            f" --train.threads {found.threads} is likely faster"
         )
 
 

@@ -271,8 +271,11 @@ def resume(run: Path | str, *, console: Console | None = None, inputs: TrainInpu
         config = read_run_config(run)
         facts = read_facts(run)
         device = choose_device(config.train.device, planned_place().local_rank)
-        with joined(device) as at, threads_for(config.train.threads):
+        usual = torch.get_num_threads()
+        with joined(device) as at, threads_for(config.train.threads, _read_threads(run)):
             console = _console(console, at)
+            if (threads := torch.get_num_threads()) != usual:
+                console.print(f"Resumes with {threads} of {usual} threads, as it began, to round alike")
             if inputs.corpus is None:
                 check_sources(run, config.data)
                 inputs.corpus = _load_in_turn(config.data, console, at)
@@ -310,12 +313,24 @@ def _restore(
 
 def _read_precision(run: Path) -> Precision:
     """The precision in which the run was started; another one would give other numbers."""
-    environment = read_json(run / ENVIRONMENT, inside=run)
-    precision = environment.get("precision") if isinstance(environment, dict) else None
+    precision = _environment(run).get("precision")
     if precision not in ("fp32", "bf16", "fp16"):
         raise ValueError(f"{run / ENVIRONMENT} is damaged (precision {str(precision)[:40]!r}); restore it")
     known: Precision = precision
     return known
+
+
+def _read_threads(run: Path) -> int | None:
+    """Threads with which the run was started; None for one of several processes, which share the cores."""
+    environment = _environment(run)
+    threads, alone = environment.get("threads"), environment.get("processes") == planned_place().size == 1
+    return threads if alone and isinstance(threads, int) and threads > 0 else None
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    """What the run was started with; empty where the file holds anything else."""
+    found = read_json(run / ENVIRONMENT, inside=run)
+    return found if isinstance(found, dict) else {}
 
 
 def _console(console: Console | None, at: Rank) -> Console:
