@@ -11,6 +11,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import has_fit_parameter
 
 import ropaws
 from ropaws import RoPAWSClassifier
@@ -214,6 +215,16 @@ def test_unlabeled_rows_do_not_count_in_scores():
     assert model.score(points, wrong, sample_weight=weight) == pytest.approx(17 / 36)
     with pytest.raises(ValueError, match="y has no label"):
         model.score(points, np.full(len(y), -1))
+
+
+def test_weights_of_rows_are_refused_with_the_reason():
+    points, y, _ = semi()
+    model = RoPAWSClassifier(head=None)
+    with pytest.raises(TypeError, match=r"takes no sample_weight: .* set class_prior .* unlabeled \(-1\)"):
+        model.fit(points, y, sample_weight=np.ones(len(y)))
+    with pytest.raises(TypeError, match="fit takes X, y, views and out_of_class, got 'weights'"):
+        model.fit(points, y, weights=1)
+    assert not has_fit_parameter(model, "sample_weight")  # so that scikit-learn's own tools refuse it too
 
 
 def test_numbers_with_missing_ones():

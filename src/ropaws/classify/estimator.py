@@ -1,7 +1,7 @@
 """RoPAWS on feature arrays, as a scikit-learn estimator."""
 
 import numbers
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -121,6 +121,17 @@ def checked_outside(out_of_class: Any, known: NDArray[np.bool_]) -> NDArray[np.b
     if (both := int((mask & known).sum())) > 0:
         raise ValueError(f"out_of_class must be False for rows with a label, got True for {both} of them")
     return mask
+
+
+def refuse_others(given: Mapping[str, Any]) -> None:
+    """Named nowhere in the signature of fit, as scikit-learn takes what is named for supported."""
+    if "sample_weight" in given:
+        raise TypeError(
+            "fit takes no sample_weight: votes and densities have no weight for a single row; set class_prior"
+            " where classes count differently, and mark rows that should not teach a class as unlabeled (-1)"
+        )
+    if given:
+        raise TypeError(f"fit takes X, y, views and out_of_class, got {', '.join(map(repr, given))}")
 
 
 def learned_rows(
@@ -276,6 +287,7 @@ class RoPAWSClassifier(
         y: Any,
         views: Any = None,
         out_of_class: Any = None,
+        **others: Any,
     ) -> "RoPAWSClassifier":
         """Fit to labeled and unlabeled rows.
 
@@ -290,12 +302,16 @@ class RoPAWSClassifier(
         out_of_class : array-like of shape (n_samples,), default=None
             True for rows without a label that are known to belong to no class. They teach what is
             out-of-class, with prior="pool", and no class.
+        **others : object
+            None is taken. `sample_weight` is refused with the reason: labels stand for the in-class part of
+            the rows, and `class_prior` says how much each class counts there.
 
         Returns
         -------
         RoPAWSClassifier
             The fitted estimator.
         """
+        refuse_others(others)
         settings = self._settings()
         X = self._checked(X, ensure_min_samples=2)  # noqa: N806
         y, known = checked_labels(y, X)
