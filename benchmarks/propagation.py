@@ -9,7 +9,8 @@ temperature 0.1. A third of the generated rows, and half of the embedded ones, b
 generated ones are for the seconds only, as everybody solves them. An rbf kernel of 50,000 rows needs 20 GB
 for each of its copies and is not tried. "real" has EfficientNet-Lite0 features of CIFAR-10, alone and among
 CIFAR-100, as feature_tasks.py has them, prepared as in feature_rivals.py; --data is the folder with the
-images, and without it this part is left out. Larger pools: large_pools.py. What is in
+images, and without it this part is left out. "classes" times the default with hundreds to thousands of
+classes, 2 labels and about 5 unlabeled rows each. Larger pools: large_pools.py. What is in
 results/propagation.json already is left out, unless --again.
 """
 
@@ -20,6 +21,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -61,7 +63,9 @@ SIZES: dict[str, list[str]] = {
     "50000": GRAPHS,
 }
 TURNS = {"embedded": 5, "2000": 21, "10000": 5, "50000": 1}
+CLASS_COUNTS = (500, 1000, 2000, 5000)
 REAL = ("CIFAR-10", "CIFAR-10 + CIFAR-100")
+PARTS = [*SIZES, "classes", "real"]
 REAL_LABELS, REAL_DRAWS = (4, 25), 3
 REGRESSION = "logistic regression"
 REAL_METHODS = (*GRAPHS, REGRESSION, DEFAULT)
@@ -167,6 +171,28 @@ def measure(data: str) -> dict[str, Any]:
     return found
 
 
+@cache
+def many_classes(count: int) -> Rows:
+    """Narrow clusters, a sixth of them of no class: 2 labels and on average 5 unlabeled rows per cluster."""
+    random = np.random.default_rng(0)
+    clusters = count + count // 5
+    centers = random.normal(size=(clusters, DIMS)).astype(np.float32)
+    cluster = np.concatenate([np.repeat(np.arange(count), 2), random.integers(0, clusters, 5 * clusters)])
+    points = centers[cluster] + random.normal(scale=0.7, size=(len(cluster), DIMS)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    truth = np.where(cluster < count, cluster, -1)
+    return Rows(points, np.where(np.arange(len(truth)) < 2 * count, truth, -1), truth)
+
+
+def measure_classes(count: int) -> dict[str, float]:
+    """The default classifier in this process: seconds of fit on the wall and of CPU, and its score."""
+    rows = many_classes(count)
+    wall, cpu = time.perf_counter(), time.process_time()
+    model = RoPAWSClassifier(random_state=0).fit(rows.points, rows.labels)
+    seconds = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    return {"rows": len(rows.truth), **seconds, **score(model, rows)}
+
+
 def real(data: Path, work: Path, *, again: bool) -> None:
     """Accuracy on features of real images, the same rows for all: means over draws of the labels."""
     from feature_rivals import problem
@@ -211,7 +237,7 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/features"))
-    parser.add_argument("--only", nargs="+", choices=[*SIZES, "real"], default=[*SIZES, "real"])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -222,7 +248,12 @@ def main() -> None:
         before = read_results("propagation")
         if part in before.get("sizes", {}) and not options.again:
             continue
-        if part != "real":
+        if part == "classes":
+            for count in CLASS_COUNTS:
+                found = read_results("propagation").get("classes", {})
+                if str(count) not in found or options.again:
+                    write_results("propagation", {"classes": {**found, str(count): measure_classes(count)}})
+        elif part != "real":
             write_results("propagation", {"sizes": {**before.get("sizes", {}), part: measure(part)}})
         elif options.data is None or not options.data.is_dir():
             print(f"left out: real features need --data, a folder of images, got {options.data}")

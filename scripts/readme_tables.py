@@ -388,6 +388,15 @@ def large_pools() -> str:
     return table(rows)
 
 
+def many_classes() -> str:
+    rows = [["classes", "rows", "seconds", "seconds of CPU", "accuracy", "AUROC"]]
+    for count, found in read("propagation")["classes"].items():
+        figures = [f"{found['seconds']:.0f}", f"{found['cpu_seconds']:.0f}"]
+        figures += [f"{100 * found[key]:.1f}" for key in ("accuracy", "auroc")]
+        rows.append([f"{int(count):,}", f"{found['rows']:,}", *figures])
+    return table(rows)
+
+
 def real_pools() -> str:
     found = read("propagation")["real"]
     methods = [name for name in max(found.values(), key=len) if name != "rows"]
@@ -735,6 +744,7 @@ SECTIONS = {
     "suggest-tuning": suggest_tuning,
     "propagation": propagation,
     "large-pools": large_pools,
+    "many-classes": many_classes,
     "real-pools": real_pools,
 }
 

@@ -114,7 +114,14 @@ def test_labels_are_held_out_one_by_one():
         torch.testing.assert_close(found[row : row + 1], expected)
 
 
-@pytest.mark.parametrize("limits", [{"MOST_FOLDS": 2}, {"MANY_LABELS": 5, "FEW_FOLDS": 2}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"MOST_FOLDS": 2},
+        {"MANY_LABELS": 5, "FEW_FOLDS": 2},
+        {"MANY_LABELS": 5, "MANY_CLASSES": 2, "FEWEST_FOLDS": 2},
+    ],
+)
 def test_many_labels_are_held_out_in_folds_and_a_lone_one_knows_nothing(monkeypatch, limits):
     for name, value in limits.items():
         monkeypatch.setattr(in_class_score, name, value)

@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ropaws.classify.pool_prior import PoolPrior, RowPass, held_out_accuracy, logistic_regression
+from ropaws.classify.pool_prior import (
+    PoolPrior,
+    RowPass,
+    calibrated_temperature,
+    held_out_accuracy,
+    logistic_regression,
+)
 from ropaws.core.features import FeatureRows
 from ropaws.embedding.backbones import Encoder
 from ropaws.embedding.heads import KnownFeatures, linear_head
@@ -177,3 +183,13 @@ def test_me_max_is_over_the_in_class_part_wherever_the_prior_is_estimated():
     assert RoPAWS(prior="pool").weighs_entropy
     assert not RoPAWS().weighs_entropy
     assert not RoPAWS(prior="pool", reweight_entropy=False).weighs_entropy
+
+
+def test_a_temperature_of_many_classes_is_found_on_a_part_of_the_images(monkeypatch):
+    random = torch.Generator().manual_seed(0)
+    near, regression = ((3 * torch.randn(2000, 5, generator=random)).softmax(dim=1) for _ in range(2))
+    weights, how = torch.rand(2000, generator=random), {"share": 0.5, "held_out": 0.6}
+    third = calibrated_temperature(near[::3], regression[::3], weights[::3], **how)
+    assert calibrated_temperature(near, regression, weights, **how) != third
+    monkeypatch.setattr("ropaws.classify.pool_prior.CALIBRATION_ENTRIES", 4000)
+    assert calibrated_temperature(near, regression, weights, **how) == third

@@ -36,6 +36,7 @@ from ropaws.core.features import FeatureRows
 from ropaws.core.records import Outputs, Share
 
 FOLDS = 2  # of the labels, to see whether a head helps
+MANY_LABELS = 2000
 ERRORS = 2.0  # standard errors by which it has to be worse to be given up
 TRIAL = 3  # a trial takes one of so many of the steps
 
@@ -273,7 +274,8 @@ def try_head(points: Points, labeled: LabeledRows, settings: ClassifierSettings)
     if fewest < 2:
         return HeadTrial(True, "one label only in some class, so labels cannot be held out to compare")
     differences = []
-    for held in _folds(labeled.labels, min(FOLDS, fewest)):
+    tried = 1 if len(labeled.rows) > MANY_LABELS else FOLDS  # so many that one part of them says enough
+    for held in _folds(labeled.labels, min(FOLDS, fewest))[:tried]:
         kept = torch.ones(len(labeled.rows), dtype=torch.bool)
         kept[held] = False
         rest = LabeledRows(labeled.rows[kept], labeled.labels[kept], labeled.classes)

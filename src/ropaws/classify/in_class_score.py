@@ -22,6 +22,7 @@ DENSITY_TEMPERATURE = 0.2  # of both densities, on centered unit features
 BLOCK_BYTES = 1 << 25
 MOST_FOLDS = 64  # of the labels, each judged by the other folds
 MANY_LABELS, FEW_FOLDS = 1000, 10  # and of more labels than that
+MANY_CLASSES, FEWEST_FOLDS = 2000, 4  # and of more classes than that, where a fold takes seconds
 # Of the refinement, as in OSLO but for the weight of labels.
 ROUNDS = 2
 INLIER_TEMPERATURE = 0.05
@@ -65,7 +66,7 @@ def known_points(labeled: Labeled, pool: Tensor) -> Known:
 
 def class_means(labeled: Labeled) -> Tensor:
     """Direction of each class.   ->  (c, d) unit rows; zeros for a class without labels"""
-    return F.normalize(_one_hot(labeled).T @ labeled.points, dim=1)
+    return F.normalize(_class_sums(labeled), dim=1)
 
 
 def refined_means(labeled: Labeled, pool: Tensor) -> Tensor:
@@ -77,12 +78,10 @@ def refined_means(labeled: Labeled, pool: Tensor) -> Tensor:
     and out.
     pool (m, d)  ->  (c, d) unit rows; zeros for a class without labels
     """
-    one_hot = _one_hot(labeled)
-    present = one_hot.sum(dim=0) > 0
-    one_hot = one_hot[:, present]
+    present = torch.bincount(labeled.classes, minlength=labeled.class_count) > 0
     log_prior = 0.0 if labeled.log_prior is None else labeled.log_prior[present]
-    sums = one_hot.T @ labeled.points
-    means, count = F.normalize(sums, dim=1), one_hot.shape[1]
+    sums = _class_sums(labeled)[present]
+    means, count = F.normalize(sums, dim=1), len(sums)
     shares = pool.new_full((len(pool), count), 1 / max(1, count))
     for _ in range(ROUNDS):
         cosines = pool @ means.T
@@ -94,8 +93,10 @@ def refined_means(labeled: Labeled, pool: Tensor) -> Tensor:
     return refined
 
 
-def _one_hot(labeled: Labeled) -> Tensor:
-    return F.one_hot(labeled.classes, labeled.class_count).to(labeled.points)
+def _class_sums(labeled: Labeled) -> Tensor:
+    """Of the labels of each class: a matrix of labels x classes would not fit many of both.   ->  (c, d)"""
+    sums = labeled.points.new_zeros(labeled.class_count, labeled.points.shape[1])
+    return sums.index_add(0, labeled.classes, labeled.points)
 
 
 def log_density_ratio(
@@ -162,7 +163,7 @@ def _evidence(queries: Tensor, known: Known, own: Tensor | None) -> Tensor:
 
 
 def held_out_evidence(labeled: Labeled, pool: Tensor, own: Tensor) -> Tensor:
-    """Of the labels, each judged by those of other folds: one by one up to 64 labels, in ten beyond 1,000.
+    """Of the labels, each judged by those of other folds: one by one up to 64, in ten folds beyond 1,000.
 
     A fold compares the whole sample with every class. So its number must not grow with the labels, as
     thousands of classes have thousands of both.
@@ -173,7 +174,8 @@ def held_out_evidence(labeled: Labeled, pool: Tensor, own: Tensor) -> Tensor:
     count = len(labeled.points)
     folds = torch.empty(count, dtype=torch.long, device=labeled.points.device)
     by_class = labeled.classes.argsort(stable=True)
-    parts = min(count, MOST_FOLDS if count <= MANY_LABELS else FEW_FOLDS)
+    few = FEW_FOLDS if labeled.class_count <= MANY_CLASSES else FEWEST_FOLDS
+    parts = min(count, MOST_FOLDS if count <= MANY_LABELS else few)
     folds[by_class] = torch.arange(count, device=folds.device) % max(1, parts)
     found = pool.new_full((count, EVIDENCE), math.nan)
     for fold in range(parts):
