@@ -116,6 +116,17 @@ def speed() -> str:
     )
 
 
+def view_worth() -> str:
+    """Mean accuracy by what a head learns from, on two networks."""
+    found = read("view_worth")["mean_accuracy"]
+    shown = {"0 views": "the center view alone", "center and 1 view": "the center view and 1 random view"}
+    shown |= {"1 view": "1 random view alone", "2 views": "2 random views", "4 views": "4 random views"}
+    shown |= {"noise 0.5": "the row with noise", "shifted 0.2": "moved by 0.2", "shifted 0.4": "moved by 0.4"}
+    networks = ("efficientnet-lite0", "dinov2-small")
+    rows = [[words, *(f"{found[f'{n}, {name}']:.1f}" for n in networks)] for name, words in shown.items()]
+    return table([["learned from", *networks], *rows])
+
+
 def plain_way() -> str:
     """Folder to labels, ours against a plain script."""
     found = read("plain_way")
@@ -126,7 +137,8 @@ def plain_way() -> str:
         ratios = (found[key][name] for key in ("times_its_cpu_seconds", "times_the_plain_way"))
         figures = [f"{ratio:.2f}" for ratio in ratios]
         rows.append([f"ours, {name}", f"{cpu[name]:.0f}", *figures, f"{right['ours']:.1%}"])
-    size = f"{found['images']:,} images at {found['size']} px, {found['views']} random views of each"
+    views = f"{found['views']} random view{'s' * (found['views'] != 1)}"
+    size = f"{found['images']:,} images at {found['size']} px, {views} of each"
     return f"{table(rows)}\n\n{size}; turns: {found['turns']}, on a busy machine."
 
 
@@ -731,6 +743,7 @@ SECTIONS = {
     "speed": speed,
     "reference-step": reference_step,
     "plain-way": plain_way,
+    "view-worth": view_worth,
     "backbone-views": backbone_views,
     "busy": busy,
     "busy-command": busy_command,

@@ -32,22 +32,28 @@ def counted(monkeypatch, place, name, calls):
     monkeypatch.setattr(place, name, count)
 
 
-def test_images_are_listed_and_decoded_once_for_training_and_report(photos, monkeypatch, capsys):
+def test_images_are_listed_once_and_the_pool_is_decoded_once_for_all_trainings(photos, monkeypatch, capsys):
     lists, walks, decoded = Counter(), Counter(), Counter()
     for name in ("list_labeled", "list_unlabeled"):
         counted(monkeypatch, listing, name, lists)
     counted(monkeypatch, listing, "walk_images", walks)
     counted(monkeypatch, decoding, "read_image", decoded)
-    main(["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
-          "--test", str(photos / "test"), "--out", str(photos / "run"), "--train.steps", "2",
-          "--data.workers", "1", *FAST])  # fmt: skip
+    command = ["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
+               "--test", str(photos / "test"), "--train.steps", "2", "--data.workers", "1",
+               *FAST]  # fmt: skip
+    main([*command, "--out", str(photos / "run")])
     assert "Written" in capsys.readouterr().out
     assert (photos / "run" / "report.html").exists()
     assert set(lists.values()) == {1}, lists
     assert set(walks.values()) == {1}, walks
     images = sorted(map(str, photos.glob("[lpt]*/**/*.png")))
     assert len(images) == 9 + 36 + 18
-    assert decoded == dict.fromkeys(images, 1)
+    assert set(decoded) == set(images)
+    pool = [name for name in images if "/pool/" in name]
+    assert {decoded[name] for name in pool} == {1}
+    assert max(decoded.values()) == 2  # labeled and test images: first, whether they can be read
+    main([*command, "--out", str(photos / "again"), "--no-report"])
+    assert {decoded[name] for name in pool} == {1}
 
 
 def test_the_report_of_a_training_parses_no_arguments(photos, monkeypatch, capsys):

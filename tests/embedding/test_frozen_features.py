@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from PIL import Image
 
+from ropaws.core.features import FeatureRows
 from ropaws.embedding import frozen_features as module
 from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.embedding.frozen_features import Embedding, embed_images
@@ -117,7 +118,23 @@ def test_features_that_are_known_are_taken_as_they_are(images, settings, data):
     found = embed(images, settings, data)
     assert embed(found, settings, data) is found
     other = replace(settings, views=1)
-    assert embed(found, other, data).features.views(torch.arange(3)).shape[1] == 1
+    assert embed(found, other, data).features.views(torch.arange(3)).shape[1] == 2  # and the center view
+
+
+def test_one_random_view_is_drawn_from_beside_the_center_view(images, settings, data):
+    rows = torch.arange(3)
+    one = embed(images, replace(settings, views=1), data).features
+    several = embed(images, replace(settings, views=3), data).features
+    views = one.views(rows)
+    assert one.view_count == 2
+    assert several.view_count == 3
+    assert torch.equal(views[:, 0], one[rows])
+    assert torch.equal(views[:, 1], several.views(rows)[:, 0])
+    assert torch.equal(one.views(rows, chosen=torch.tensor([[1, 0]] * 3)), views.flip(1))
+    held = FeatureRows(one[rows], views[:, 1:])
+    assert held.view_count == 2
+    assert torch.equal(held.views(rows), views)
+    assert torch.equal(held.views(rows, chosen=torch.tensor([[1, 0]] * 3)), views.flip(1))
 
 
 @pytest.mark.parametrize(

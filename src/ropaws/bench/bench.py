@@ -84,6 +84,8 @@ class Bench:
     """With --equal time: of each cell, by default 60."""
     curve: int = 4
     """Points at which accuracy is measured over training; 1 for the last step alone."""
+    views: int = 4
+    """With --network pretrained: random views of each image, besides the center view."""
     unseen: tuple[Path, ...] = ()
     """.npz files with `images` of no class and of kinds that no pool has, for testing. An .npz file of --data
     may bring its own as `unseen_images`."""
@@ -122,7 +124,7 @@ class Bench:
     def budget(self) -> Budget:
         default = 300 if self.network == "pretrained" else 400
         seconds = (self.seconds or SECONDS) if self.equal == "time" else None
-        return Budget(steps=self.steps or default, seconds=seconds, curve=self.curve)
+        return Budget(self.steps or default, seconds, self.curve, self.views)
 
 
 def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
@@ -206,6 +208,7 @@ def _settings(bench: Bench) -> dict[str, Any]:
         "equal": bench.equal,
         "seconds": bench.budget.seconds,
         "curve": bench.curve,
+        "views": bench.views,
         "unseen": [str(path) for path in bench.unseen],
         "protocol": bench.protocol,
     }
@@ -298,7 +301,9 @@ def _embed(bench: Bench, waiting: Sequence[Cell], console: Console) -> None:
         return
     for data in dict.fromkeys(cell.data for cell in waiting):
         task, (labels, *_) = data.load(), bench.labels
-        base = base_config(task, data.config(), bench.network, labels=labels, steps=bench.budget.steps)
+        budget = bench.budget
+        sizes = {"labels": labels, "steps": budget.steps, "views": budget.views}
+        base = base_config(task, data.config(), bench.network, **sizes)
         frozen_rows(task, base, console)
 
 

@@ -74,6 +74,7 @@ class Budget:
     steps: int = 400  # of RoPAWS; the others see as many images
     seconds: float | None = None  # instead: as many steps as fit into this time
     curve: int = 4  # points at which the accuracy is measured, the last step included
+    views: int = 4  # random views of each image, on frozen features
 
 
 class Cell(NamedTuple):
@@ -147,7 +148,8 @@ def run_cell(
     split = split_file(out, cell, task)
     data = replace(cell.data.config(), labels_per_class=None, split=split.absolute())
     if base is None:
-        base = base_config(task, data, network, labels=cell.labels, steps=budget.steps)
+        sizes = {"labels": cell.labels, "steps": budget.steps, "views": budget.views}
+        base = base_config(task, data, network, **sizes)
     base = replace(base, data=data, train=replace(base.train, seed=cell.seed))
     judged = cell.method in JUDGES
     result = (

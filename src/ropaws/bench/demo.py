@@ -9,6 +9,7 @@ from rich.console import Console
 from ropaws.bench.bench import Bench, run_bench
 from ropaws.bench.cells import Cell
 from ropaws.bench.tasks import Data
+from ropaws.classify import head
 from ropaws.recipes.protocols import FROM_SCRATCH
 from ropaws.run.run import Run
 
@@ -55,6 +56,7 @@ class Demo:
             seeds=self.seeds,
             steps=self.steps,
             curve=1,
+            views=head.RANDOM_VIEWS,
             workers=self.workers,
             out=self.out,
         )

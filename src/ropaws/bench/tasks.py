@@ -83,8 +83,13 @@ def _read_unseen(path: Path, name: str, corpus: Corpus) -> Tensor:
     return resized(images, corpus.train_images.shape[1:])
 
 
-def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, steps: int) -> RunConfig:
-    """What all methods share: network, views, labeled batch, batch, length; as RoPAWS has them."""
+def base_config(
+    task: Task, data: DataConfig, network: Network, *, labels: int, steps: int, views: int = 4
+) -> RunConfig:
+    """What all methods share: network, views, labeled batch, batch, length; as RoPAWS has them.
+
+    views: random ones of each image, on frozen features
+    """
     classes, pool = len(task.corpus.class_names), len(task.corpus.train_images)
     if network == "pretrained":
         return RunConfig(
@@ -92,6 +97,7 @@ def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, 
                 backbone=LITE,
                 init=PRETRAINED,
                 frozen=True,
+                frozen_views=views,
                 head="linear",
                 projection_dims=head.DIMS,
             ),
@@ -109,12 +115,12 @@ def base_config(task: Task, data: DataConfig, network: Network, *, labels: int, 
         small = max(8, round(0.6 * size))
         augment = AugmentConfig(size=size, small_crops=2, small_size=small, solarize=0.0, equalize=0.0)
     images = min(labels, 8)
-    views = max(1, round(SUPPORT_ROWS / (classes * images)))
+    support_views = max(1, round(SUPPORT_ROWS / (classes * images)))
     return replace(
         base,
         data=data,
         augment=augment,
-        support=SupportConfig(images_per_class=images, views=views),
+        support=SupportConfig(images_per_class=images, views=support_views),
         train=replace(base.train, steps=steps, batch=min(base.train.batch, pool // 2)),
     )
 

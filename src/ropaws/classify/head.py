@@ -30,7 +30,7 @@ RATE = 1e-3  # of Adam at the start; falls to 0 by half a cosine
 STEPS = 300
 BATCH = 256
 DIMS = 256  # principal components that the head starts as
-RANDOM_VIEWS = 4  # of each image, computed once
+RANDOM_VIEWS = 1  # of each image beside the center view, computed once: benchmarks/view_worth.py
 SUPPORT_VIEWS = 4
 SUPPORT_IMAGES = 80  # labeled images per step to aim for
 MOST_PER_CLASS = 16
@@ -76,6 +76,8 @@ class RowBatches:
 
     def __init__(self, points: Points, labeled: LabeledRows, seed: int) -> None:
         self.views = points.center[:, None] if points.views is None else points.views
+        if points.views is not None and points.views.shape[1] == 1:  # two at least, for them to differ
+            self.views = torch.cat([self.views, points.center[:, None].to(self.views)], dim=1)
         self.labeled, self.seed = labeled, seed
         several = points.views is not None
         self.roles = ROLES if several else 2

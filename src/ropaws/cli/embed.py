@@ -43,7 +43,7 @@ class Embed(RayOptions):
     backbones`, or timm:NAME."""
     init: Path = PRETRAINED
     """Weights: pretrained, or a .pth or .safetensors file."""
-    views: int = 4
+    views: int = 1
     """Random views of each image, besides the center view; test images have none."""
     size: int | None = None
     """Pixels per side of a view; by default as `ropaws train` chooses it."""

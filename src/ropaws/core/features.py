@@ -39,11 +39,11 @@ class Features(ABC):
     @property
     @abstractmethod
     def view_count(self) -> int:
-        """Random views of each image; where there are none, the center view counts as one."""
+        """Views of each image to learn from: random ones; below two of them, the center view too."""
 
     @abstractmethod
     def views(self, index: Tensor, kind: object = None, chosen: Tensor | None = None) -> Tensor:
-        """Features of the random views, of the center view where there are none.   (k,)  ->  (k, v, d)
+        """Features of the views to learn from, the center view first if it is one.   (k,)  ->  (k, v, d)
 
         kind: of view, where there are several kinds; see SeveralKinds. chosen (k, m): the views to read of
         each image, by default all of them.
@@ -86,11 +86,16 @@ class FeatureRows(Features):
 
     @property
     def view_count(self) -> int:
-        return 1 if self.random_views is None else self.random_views.shape[1]
+        return 1 if self.random_views is None else max(2, self.random_views.shape[1])
 
     def views(self, index: Tensor, kind: object = None, chosen: Tensor | None = None) -> Tensor:
-        views = self.center[:, None] if self.random_views is None else self.random_views
-        return (views[index] if chosen is None else views[index[:, None], chosen]).float()
+        if self.random_views is not None and self.random_views.shape[1] > 1:
+            every = torch.arange(self.view_count).expand(len(index), -1)
+            return self.random_views[index[:, None], every if chosen is None else chosen].float()
+        views = self.center[index][:, None]
+        if self.random_views is not None:
+            views = torch.cat([views, self.random_views[index].float()], dim=1)
+        return views if chosen is None else views[torch.arange(len(index))[:, None], chosen]
 
     def digest(self) -> str:
         state = hashlib.blake2b(str(tuple(self.shape)).encode(), digest_size=16)
@@ -123,10 +128,10 @@ class FeatureBank(Features):
 
     @property
     def view_count(self) -> int:
-        return max(1, self._views)
+        return self._views if self._views > 1 else self._views + 1
 
     def views(self, index: Tensor, kind: object = None, chosen: Tensor | None = None) -> Tensor:
-        first = 1 if self._views > 0 else 0
+        first = 1 if self._views > 1 else 0
         if chosen is None:
             return self._read(index, slice(first, None))
         if self._held is not None:

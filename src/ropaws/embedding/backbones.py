@@ -75,7 +75,7 @@ class ModelConfig:
     """The projection head starts from init too, which must be the weights of another run then."""
     frozen: bool = False
     """Leave the backbone as it is: its features are computed once, and only the heads are trained."""
-    frozen_views: int = 4
+    frozen_views: int = 1
     """With frozen: random views of each training image whose features are kept, besides the center view."""
     head: Literal["mlp", "linear"] = "mlp"
     """Projection head: mlp, as in the paper; linear starts as the principal components of the features."""

@@ -77,7 +77,7 @@ class Embedded:
         """Of random views of each image; None without any.   (n, views, d)"""
         if not self.facts["views"]:
             return None
-        return np.concatenate([block.astype(np.float32) for block in self._blocks(self.rows.views)])
+        return np.concatenate([block.astype(np.float32) for block in self._blocks(self._random_views)])
 
     @property
     def size(self) -> int:
@@ -114,9 +114,12 @@ class Embedded:
         _stream(archive, prefix + FEATURES, (count, dims), self._blocks(self.rows.__getitem__))
         if self.facts["views"]:
             shape = (count, int(self.facts["views"]), dims)
-            _stream(archive, prefix + VIEWS, shape, self._blocks(self.rows.views))
+            _stream(archive, prefix + VIEWS, shape, self._blocks(self._random_views))
         _write(archive, prefix + LABELS, np.array(self.labels, dtype=np.str_))
         _write(archive, prefix + NAMES, np.array(self.names, dtype=np.str_))
+
+    def _random_views(self, part: Tensor) -> Tensor:
+        return self.rows.views(part)[:, -int(self.facts["views"]) :]
 
     def _blocks(self, read: Callable[[Tensor], Tensor]) -> Iterator[NDArray[np.float16]]:
         for part in self.kept.split(BLOCK):
@@ -364,7 +367,7 @@ def embed(
     labeled: Sources = (),
     backbone: str | None = None,
     init: Path | str = PRETRAINED,
-    views: int = 4,
+    views: int = 1,
     size: int | None = None,
     cache: Path | str | None = None,
     device: str = "auto",

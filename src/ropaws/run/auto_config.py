@@ -103,7 +103,7 @@ def fit_settings(
         choice = _whole_network(choice, len(files.train.images), gpu)
     choice.reasons.update({line: line for line in (*files.train.notes, *files.test.notes)})
     gigabytes = choice.config.data.decoding().needed(files) / 2**30
-    if gigabytes > data.memory_gb:
+    if gigabytes > choice.config.data.memory_gb > 0:
         choice.reasons["data.memory"] = (
             f"images are read as they are needed: decoded, they are {gigabytes:.1f} GB, more than"
             f" --data.memory-gb {data.memory_gb:g}; --data.cache DIR keeps them decoded"
@@ -144,7 +144,7 @@ def _frozen(
             head="linear",
             projection_dims=head.DIMS,
         ),
-        data=dataclasses.replace(data, image_size=image_size),
+        data=dataclasses.replace(data, image_size=image_size, memory_gb=0.0),  # looked at once, and not kept
         augment=view,
     )
     reasons = {
@@ -216,6 +216,7 @@ def _whole_network(choice: Choice, pool: int, gpu: bool) -> Choice:
     config = dataclasses.replace(
         first,
         model=dataclasses.replace(first.model, frozen=False),
+        data=dataclasses.replace(first.data, memory_gb=DataConfig.memory_gb),
         optim=dataclasses.replace(first.optim, peak=1e-4, start=1e-5, warmup=steps // 10),
         train=dataclasses.replace(
             first.train, steps=steps, batch=batch, checkpoint_every=max(20, steps // 20)
