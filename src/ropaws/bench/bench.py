@@ -85,7 +85,7 @@ class Bench:
     curve: int = 4
     """Points at which accuracy is measured over training; 1 for the last step alone."""
     views: int = 4
-    """With --network pretrained: random views of each image, besides the center view."""
+    """Random views per image, on features."""
     unseen: tuple[Path, ...] = ()
     """.npz files with `images` of no class and of kinds that no pool has, for testing. An .npz file of --data
     may bring its own as `unseen_images`."""
