@@ -254,17 +254,24 @@ class PoolPrior(nn.Module):
         labels: Tensor,
         *,
         outside: Tensor | None = None,
+        outside_rows: Tensor | None = None,
         directions: tuple[Tensor, Tensor] | None = None,
         class_prior: ClassPriorChoice = "uniform",
     ) -> None:
         """Fit to the features of the pool.
 
         where (l,) positions and labels (l,) classes of the labeled rows; outside (o, feature_dims): features
-        that a person called out-of-class, which are not among the rows of the pool; directions: mean
+        that a person called out-of-class, which are not among the rows of the pool, or outside_rows (o,):
+        positions of those that are; directions: mean
         (feature_dims,) and main directions (d, feature_dims) to compare rows in, by default those of the
         pool; class_prior: how frequent the classes are in its in-class part
         """
+        apart = torch.zeros(len(pool), dtype=torch.bool)  # rows that are no part of the pool
+        if outside_rows is not None and len(outside_rows):
+            outside = pool.map(_as_it_is, outside_rows)
+            apart[outside_rows.cpu()] = True
         chosen = self._choose(len(pool))
+        chosen = chosen[~apart[chosen]]
         features = pool.map(_as_it_is, chosen)
         if directions is None:
             directions = principal_components(FeatureRows(features.cpu()), len(self.components))
@@ -280,7 +287,7 @@ class PoolPrior(nn.Module):
         self._fit_regression()
         own = torch.full((len(pool),), -1)
         own[chosen] = torch.arange(len(chosen))
-        unlabeled = torch.ones(len(pool), dtype=torch.bool)
+        unlabeled = ~apart
         unlabeled[where.cpu()] = False
 
         def all_evidence(known: Known) -> Tensor:
@@ -296,6 +303,7 @@ class PoolPrior(nn.Module):
         curve, scores, _ = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
         self.prior.copy_(self._answered(curve(scores), lambda: pool.map(self._votes)))
         self.prior[where.to(self.prior.device)] = 1.0
+        self.prior[apart.to(self.prior.device)] = 0.0
 
     def _fit_scores(self, evidence_of: Callable[[Known], Tensor], unlabeled: Tensor, own: Tensor) -> Scored:
         """Class means, scale, share and curve with the class prior as it is now.

@@ -45,6 +45,9 @@ class TrainOptions:
     unlabeled: tuple[Path, ...] = ()
     """Folders of anything, tables of paths, .npz files ... They go with --labeled; folders are searched
     recursively."""
+    out_of_class: tuple[Path, ...] = ()
+    """Folders or tables of images that you know to belong to no class: they teach which others do not. So do
+    rows of a table of --labeled with True in the column out_of_class."""
     test: Path | None = None
     """Images to test on, like --labeled. Classes that --labeled does not have are out-of-class."""
     backbone: str | None = None
@@ -91,7 +94,7 @@ class Train:
 
 
 GROUPS = {
-    "data": ("labeled", "unlabeled", "test", "features"),
+    "data": ("labeled", "unlabeled", "out_of_class", "test", "features"),
     "what to train": ("recipe", "method", "backbone", "init", "train_backbone", "class_prior"),
     "where results go": ("out", "report"),
     "how long": ("budget", "resume"),
@@ -167,10 +170,11 @@ def _chosen(options: TrainOptions, config_file: str | None, left: Sequence[str])
     device = _value("--train.device", left) or "auto"
     if options.features is not None:
         others = options.labeled, options.test, options.backbone, options.init
-        if named or options.unlabeled or options.train_backbone or any(o is not None for o in others):
+        several = options.unlabeled or options.out_of_class or options.train_backbone
+        if named or several or any(o is not None for o in others):
             raise ValueError(
-                "--features brings data and network; leave --labeled, --unlabeled, --test, --backbone,"
-                " --init, --train-backbone, --recipe and config.json out"
+                "--features brings data and network; leave --labeled, --unlabeled, --out-of-class, --test,"
+                " --backbone, --init, --train-backbone, --recipe and config.json out"
             )
         return fit_feature_settings(options.features, device=device)
     if options.labeled is not None:
@@ -180,13 +184,14 @@ def _chosen(options: TrainOptions, config_file: str | None, left: Sequence[str])
             options.labeled,
             options.unlabeled,
             options.test,
+            out_of_class=options.out_of_class,
             device=device,
             backbone=options.backbone,
             init=options.init,
             train_backbone=options.train_backbone,
         )
-    if options.unlabeled or options.test:
-        raise ValueError("--unlabeled and --test go with --labeled, which is not given")
+    if options.unlabeled or options.out_of_class or options.test:
+        raise ValueError("--unlabeled, --out-of-class and --test go with --labeled, which is not given")
     if options.train_backbone:
         raise ValueError("--train-backbone goes with --labeled; with a recipe the whole network is trained")
     return None

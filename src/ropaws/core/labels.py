@@ -2,7 +2,7 @@
 
 import difflib
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 UNLABELED = -1  # nobody has said what it is
@@ -27,6 +27,17 @@ def class_name(name: str) -> str:
 def is_verdict(name: str) -> bool:
     """Would a class of this name be taken for the verdict?"""
     return class_name(name).casefold() == OUT_OF_CLASS_NAME
+
+
+def class_names_of(labels: Iterable[str | None]) -> tuple[str, ...]:
+    """The classes of labels in order; neither no label nor the verdict is one."""
+    return tuple(sorted({label for label in labels if label and label != OUT_OF_CLASS_NAME}))
+
+
+def label_codes(labels: Iterable[str | None], names: Sequence[str], *, others: int = UNLABELED) -> list[int]:
+    """The class number of each label, OUT_OF_CLASS for the verdict; others: of all that is neither."""
+    number = {name: place for place, name in enumerate(names)} | {OUT_OF_CLASS_NAME: OUT_OF_CLASS}
+    return [number.get(label or "", others) for label in labels]
 
 
 def refuse_verdict(names: Iterable[str], place: Path | str) -> None:

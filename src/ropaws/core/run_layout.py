@@ -45,5 +45,6 @@ WITHOUT_EFFECT = frozenset((
 
 # Settings that say where images and weights are.
 PLACES = frozenset((
-    "data.source", "data.labeled", "data.unlabeled", "data.test", "data.extra", "data.split", "model.init",
+    "data.source", "data.labeled", "data.unlabeled", "data.out_of_class", "data.test", "data.extra",
+    "data.split", "model.init",
 ))  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from ropaws.core.files import make_folder, replacing
-from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.core.labels import OUT_OF_CLASS, OUT_OF_CLASS_NAME, UNLABELED
 from ropaws.core.run_layout import CHECKPOINT, CONFIG, METRICS, MODEL, REPORT
 from ropaws.explore.answer_log import SKIPPED, RefusedError
 from ropaws.explore.images import ArrayImages
@@ -237,7 +237,8 @@ def _write_inputs(session: Session) -> None:
     write_table(session.folder / TABLE, rows)
     if not _are_files(session):
         pixels = _pixels(session)
-        labels = np.array([names.get(int(code), "") for code in codes])
+        named = names | {OUT_OF_CLASS: OUT_OF_CLASS_NAME}
+        labels = np.array([named.get(int(code), "") for code in codes])
         with replacing(session.folder / ARRAYS) as temporary, temporary.open("wb") as file:
             np.savez(file, images=pixels.squeeze(3) if pixels.shape[3] == 1 else pixels, labels=labels)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ropaws.classify import head
 from ropaws.core.features import FeatureRows, Features, main_directions, principal_components
+from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.embedding.embedder import Embedder, open_images
 from ropaws.explore.images import ArrayImages, ListedImages, ShownImages
 from ropaws.pool.corpus import pixels_of
@@ -40,6 +41,7 @@ class Pool:
     points: Tensor  # (n, d) centered features in their main directions
     class_names: tuple[str, ...]  # of the labels that the images came with
     labels: dict[str, str]  # class of each labeled image, by name
+    outside: tuple[str, ...] = ()  # names of images that came as out-of-class
     sources: tuple[Path, ...] = ()  # what training may read as unlabeled; none where they are not files
     outputs: RunOutputs | None = None
     unreadable: int = 0
@@ -65,12 +67,15 @@ def pool_of_sources(
     kept = embedded.kept.tolist()
     images = ListedImages([listing.images[row] for row in kept])
     named = {name: label for name, label in zip(images.names, embedded.labels, strict=True) if label}
+    outside = tuple(name for name, label in named.items() if label == OUT_OF_CLASS_NAME)
+    named = {name: label for name, label in named.items() if label != OUT_OF_CLASS_NAME}
     return Pool(
         title=", ".join(source.name or str(source) for source in (*unlabeled, *labeled)),
         images=images,
         points=in_main_directions(embedded.rows, embedded.kept),
         class_names=tuple(sorted(set(named.values()))),
         labels=named,
+        outside=outside,
         sources=tuple(source.absolute() for source in unlabeled) if listing.are_files else (),
         unreadable=len(embedded.unreadable),
         init=_train_options(embedded.facts),
@@ -112,6 +117,7 @@ def pool_of_run(run: Run) -> Pool:
         points=in_main_directions(features, torch.arange(len(kept))),
         class_names=run.class_names,
         labels=labels,
+        outside=tuple(images.names[place[row]] for row in corpus.outside.tolist() if row in place),
         sources=tuple(map(Path.absolute, run.config.data.unlabeled)),
         outputs=RunOutputs(outputs.probs.numpy(), outputs.in_domain.numpy(), run.threshold),
         unreadable=len(everything) - len(kept),

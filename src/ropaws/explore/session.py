@@ -110,6 +110,8 @@ class Session:
             if images or (name not in known and not self.log.entries):
                 number = known.get(name, self._next_class())
                 self.log.take_over("class", id=number, name=name, images=images)
+        if outside := [image for image in self.pool.outside if image not in answered]:
+            self.log.take_over("label", images=outside, label=OUT_OF_CLASS)
 
     def _check_same_images(self) -> None:
         """Raise an error if the folder has answers, and all of them are about other images."""
@@ -308,7 +310,8 @@ class Session:
         named = {name: number for number, name in self.answers.classes.items()}
         if outputs is not None and all(name in named for name in self.pool.class_names):
             ids = tuple(named[name] for name in self.pool.class_names)
-            learned = self._numbered({name: named[label] for name, label in self.pool.labels.items()})
+            labels = {name: named[label] for name, label in self.pool.labels.items()}
+            learned = self._numbered(labels | dict.fromkeys(self.pool.outside, OUT_OF_CLASS))
             return Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold), learned
         if answered.classes:
             return fitting.nothing_known(len(self.pool)), np.full_like(self.codes, UNLABELED)

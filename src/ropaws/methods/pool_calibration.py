@@ -146,6 +146,7 @@ def fit_pool_prior(model: nn.Module, pool: PoolPass, class_prior: ClassPriorChoi
         pool.of(encoder.features),
         pool.data.labeled_indices,
         pool.data.labels,
+        outside_rows=pool.data.outside,
         directions=directions,
         class_prior=class_prior,
     )

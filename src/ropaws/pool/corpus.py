@@ -35,7 +35,7 @@ class Corpus(NamedTuple):
 
     class_names: tuple[str, ...]
     train_images: Images  # (n, channels, h, w) uint8; all of them are the unlabeled set
-    train_labels: Tensor  # (n,) class, or UNLABELED: no label to grant
+    train_labels: Tensor  # (n,) class; UNLABELED: no label to grant; OUT_OF_CLASS: a person said so
     test_images: Images  # (t, channels, h, w) uint8
     test_labels: Tensor  # (t,) class, or OUT_OF_CLASS
     train_names: tuple[str, ...] = ()  # the file of each training image, where they are files
@@ -48,6 +48,11 @@ class Corpus(NamedTuple):
     @property
     def channels(self) -> int:
         return self.train_images.shape[1]
+
+    @property
+    def outside(self) -> Tensor:
+        """Positions of the training images that are known to belong to no class.   ->  (o,)"""
+        return (self.train_labels == OUT_OF_CLASS).nonzero().squeeze(1)
 
 
 def join(corpus: Corpus, extra: Corpus) -> Corpus:

@@ -6,14 +6,14 @@ import functools
 import os
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from ropaws.core.files import PARSED, ROW, TABLE_FILE, check_regular, check_rows, is_image_file, read_regular
-from ropaws.core.labels import class_name, refuse_verdict
+from ropaws.core.labels import OUT_OF_CLASS_NAME, class_name, is_verdict
 from ropaws.pool.array_files import list_arrays
 from ropaws.pool.content import ImageRef
 from ropaws.pool.decoding import decode_whole, walk_images
@@ -122,6 +122,7 @@ class Pool:
         *,
         labeled: Sources = (),
         test: Sources = (),
+        out_of_class: Sources = (),
         prefix: str = "--",
         may_be_empty: bool = False,
     ) -> "Pool":
@@ -131,7 +132,9 @@ class Pool:
             unlabeled: Folders, searched recursively, images, tables of paths, .npz files, saved datasets;
                 labels in them are not looked at.
             labeled: Folders with a folder for each class, tables of path and label, .npz files or datasets.
-            test: As labeled; images of no class may have the verdict out-of-class as their label.
+                The label out-of-class is no class: the image belongs to none.
+            test: As labeled.
+            out_of_class: As unlabeled; these images belong to no class.
             prefix: Of the names of these arguments in errors: "--" for options, "data." for settings.
             may_be_empty: A class folder without an image is a note, and no error.
 
@@ -149,6 +152,7 @@ class Pool:
                     list_tests(source, name=f"{prefix}test", may_be_empty=may_be_empty)
                     for source in _paths(test)
                 ),
+                *(list_outside(source, f"{prefix}out-of-class") for source in _paths(out_of_class)),
                 *(list_unlabeled(source) for source in _paths(unlabeled)),
             ]
         )
@@ -186,12 +190,13 @@ def list_labeled(source: Path, *, name: str = "--labeled", may_be_empty: bool = 
     may_be_empty: a class folder without an image is a note, and no error
     """
     pool = list_tests(source, name=name, may_be_empty=may_be_empty)
-    refuse_verdict({label for label in pool.labels if label is not None}, f"{name}: {source}")
+    if not set(pool.labels) - {None, OUT_OF_CLASS_NAME}:
+        raise ValueError(f"{name}: {source} has no label of a class; all its labels are {OUT_OF_CLASS_NAME}")
     return pool
 
 
 def list_tests(source: Path, *, name: str = "--test", may_be_empty: bool = False) -> Pool:
-    """As list_labeled; images of no class may have the verdict as their label."""
+    """As list_labeled; no class needs to be there."""
     pool = _list_rows(source)
     if pool is None:
         if source.suffix.lower() in TABLES:
@@ -204,7 +209,19 @@ def list_tests(source: Path, *, name: str = "--test", may_be_empty: bool = False
     if not known:
         raise ValueError(f"{name}: {source} has no label; every row's label is empty")
     _check_spelling(known, f"{name}: {source}")
-    return pool
+    if not any(map(is_verdict, known)):
+        return pool
+    labels = (OUT_OF_CLASS_NAME if label and is_verdict(label) else label for label in pool.labels)
+    return replace(pool, labels=tuple(labels))
+
+
+def list_outside(source: Path, name: str) -> Pool:
+    """Images that belong to no class, as list_unlabeled; name: the option, for errors."""
+    try:
+        pool = list_unlabeled(source)
+    except (OSError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    return replace(pool, labels=(OUT_OF_CLASS_NAME,) * len(pool))
 
 
 def list_unlabeled(source: Path) -> Pool:
@@ -344,8 +361,8 @@ def _check_spelling(labels: Iterable[str], place: str) -> None:
 
 
 def read_table(path: Path, *, needs_label: bool = True) -> Pool:
-    """Rows of path and label. Paths are relative to the table's folder; an empty label is none, and so is one
-    of a row that is marked as out-of-class.
+    """Rows of path and label. Paths are relative to the table's folder; an empty label is none. A row
+    that is marked as out-of-class has that as its label, whatever else it has.
     """
     try:
         check_regular(path, TABLE_FILE)
@@ -368,7 +385,7 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
         cell = row[found["label"]] if needs_label else None
         label = "" if cell is None else class_name(str(cell).strip())
         if needs_label and _is_outside(row.get(OUTSIDE), path):
-            outside, label = outside + 1, ""
+            outside, label = outside + 1, OUT_OF_CLASS_NAME
         labels.append(label or None)
     if not paths:
         raise ValueError(f"{path} has no rows")
@@ -377,7 +394,7 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
         raise ValueError(f"{path} names {len(missing)} files that are not there, the first is {missing[0]}")
     notes = [f"{path}: column {own!r} is read as {ours}" for ours, own in found.items() if own != ours]
     if outside:
-        notes.append(f"{path}: {outside:,} rows are marked as {OUTSIDE}, and so have no label")
+        notes.append(f"{path}: {outside:,} rows are marked as {OUTSIDE}: they belong to no class")
     return Pool(tuple(paths), tuple(labels), tuple(notes))
 
 

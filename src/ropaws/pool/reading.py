@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.core.labels import OUT_OF_CLASS, UNLABELED, class_names_of, label_codes
 from ropaws.pool.content import KEY_BYTES, ImageRef, UnreadableError, image_size
 from ropaws.pool.corpus import Corpus, Images
 from ropaws.pool.decoding import read_images
@@ -77,15 +77,20 @@ def no_watch(items: Iterable[Any], _title: str, _total: int) -> Iterable[Any]:
 
 
 def own_images(
-    labeled: Path, unlabeled: Sequence[Path], test: Path | None, *, prefix: str = "--"
+    labeled: Path,
+    unlabeled: Sequence[Path],
+    test: Path | None,
+    *,
+    out_of_class: Sequence[Path] = (),
+    prefix: str = "--",
 ) -> ImageFiles:
-    """Labeled images, then the pool; every image once, also where folders overlap.
+    """Labeled images, those that belong to no class, then the pool; every image once, where folders overlap.
 
     prefix: of the names of the sources in errors: "--" for options, "data." for settings
     """
     name = f"{prefix}labeled"
-    train = Pool.open(unlabeled, labeled=labeled, prefix=prefix)
-    class_names = tuple(sorted({label for label in train.labels if label is not None}))
+    train = Pool.open(unlabeled, labeled=labeled, out_of_class=out_of_class, prefix=prefix)
+    class_names = class_names_of(train.labels)
     if len(class_names) < 2:
         raise ValueError(f"{name} has the single class {class_names[0]!r}; a classifier needs two or more")
     tests = Pool.open(test=() if test is None else test, prefix=prefix)
@@ -106,10 +111,10 @@ def decode_corpus(files: ImageFiles, decoding: Decoding, watch: Watch = no_watch
     """Test classes that training does not have are out-of-class."""
     train, test = files.train, files.test
     streams = decoding.needed(files) > decoding.memory
-    number = {name: index for index, name in enumerate(files.class_names)}
 
     def numbers(listing: Pool, kept: Sequence[int], others: int) -> torch.Tensor:
-        return torch.tensor([number.get(listing.labels[i] or "", others) for i in kept], dtype=torch.long)
+        labels = (listing.labels[i] for i in kept)
+        return torch.tensor(label_codes(labels, files.class_names, others=others), dtype=torch.long)
 
     read = stack if streams else decode
     trained = read(train.images, decoding, watch, "Reading images")

@@ -31,6 +31,8 @@ class DataConfig:
     """Instead of a source: a folder with a folder for each class, a table, an .npz or a saved dataset."""
     unlabeled: tuple[Path, ...] = ()
     """With labeled: folders of anything, tables of paths, .npz files, saved datasets."""
+    out_of_class: tuple[Path, ...] = ()
+    """With labeled: as unlabeled, images that are known to belong to no class."""
     test: Path | None = None
     """With labeled: images to test on, like labeled; classes that are not in it are out-of-class."""
     root: Path = Path("data")
@@ -78,8 +80,10 @@ class DataConfig:
             raise ValueError(f"data.crop must be whole or center, got {self.crop}")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"data.workers must be at least 1, got {self.workers}")
-        if self.labeled is None and (self.unlabeled or self.test):
-            raise ValueError("data.unlabeled and data.test go with data.labeled, which is not given")
+        if self.labeled is None and (self.unlabeled or self.out_of_class or self.test):
+            raise ValueError(
+                "data.unlabeled, data.out_of_class and data.test go with data.labeled, which is not given"
+            )
 
     def decoding(self) -> Decoding:
         cache = None
@@ -109,7 +113,13 @@ def load_corpus(config: DataConfig, *, files: ImageFiles | None = None, watch: W
         ValueError: A source is damaged, or too many of its images are.
     """
     if config.labeled is not None:
-        files = files or own_images(config.labeled, config.unlabeled, config.test, prefix="data.")
+        files = files or own_images(
+            config.labeled,
+            config.unlabeled,
+            config.test,
+            out_of_class=config.out_of_class,
+            prefix="data.",
+        )
         return _with_extra(files, config.extra, config, watch)
     mix = MIXES.get(config.source)
     if mix is None:

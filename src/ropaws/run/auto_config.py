@@ -12,6 +12,7 @@ from ropaws.classify import head
 from ropaws.core.distributed import planned_place
 from ropaws.core.features import Features
 from ropaws.core.hardware import choose_device
+from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.randomness import SupportConfig
 from ropaws.embedding.backbones import (
     FEATURES,
@@ -23,10 +24,10 @@ from ropaws.embedding.backbones import (
 from ropaws.embedding.pretrained import AUTO, LITE, NETWORKS, best_at_hand, weights_at_hand
 from ropaws.embedding.pretrained_views import choose_size, pretrained_view, shorter_sides
 from ropaws.embedding.timm_backbone import TIMM
-from ropaws.methods import RoPAWS
+from ropaws.methods import Method, RoPAWS
+from ropaws.methods.pool_calibration import JudgedMethod
 from ropaws.pool.augment import AugmentConfig
 from ropaws.pool.datasets.feature_file import read_features
-from ropaws.pool.listing import Pool
 from ropaws.pool.reading import ImageFiles, own_images
 from ropaws.pool.sources import DataConfig
 from ropaws.run.config import RunConfig, TrainConfig
@@ -68,6 +69,7 @@ def fit_settings(
     unlabeled: tuple[Path, ...],
     test: Path | None = None,
     *,
+    out_of_class: tuple[Path, ...] = (),
     device: str = "auto",
     backbone: str | None = None,
     init: Path | None = None,
@@ -81,13 +83,21 @@ def fit_settings(
         labeled: As for train_on.
         unlabeled: As for train_on.
         test: As for train_on.
+        out_of_class: As for train_on.
         device: Where to compute.
         backbone: The network; by default the best pretrained one at hand, else by the size.
         init: Weights that it starts from.
         train_backbone: After the head, train the whole network too.
     """
-    files = own_images(labeled, unlabeled, test)
-    data = DataConfig(source="files", labeled=labeled, unlabeled=unlabeled, test=test, labels_per_class=None)
+    files = own_images(labeled, unlabeled, test, out_of_class=out_of_class)
+    data = DataConfig(
+        source="files",
+        labeled=labeled,
+        unlabeled=unlabeled,
+        out_of_class=out_of_class,
+        test=test,
+        labels_per_class=None,
+    )
     gpu = choose_device(device).type != "cpu"
     pretrained = _pretrained_model(backbone, init)
     if pretrained is None:
@@ -102,6 +112,8 @@ def fit_settings(
     if train_backbone:
         choice = _whole_network(choice, len(files.train.images), gpu)
     choice.reasons.update({line: line for line in (*files.train.notes, *files.test.notes)})
+    if outside := files.train.labels.count(OUT_OF_CLASS_NAME):
+        choice.reasons["data.out_of_class"] = _about_outside(outside, choice.config.method)
     gigabytes = choice.config.data.decoding().needed(files) / 2**30
     if gigabytes > choice.config.data.memory_gb > 0:
         choice.reasons["data.memory"] = (
@@ -133,7 +145,7 @@ def _frozen(
 ) -> Choice:
     """Settings of a head on frozen features."""
     view, image_size, why_size = pretrained_view(files.train, gpu, model)
-    labels = Counter(label for label in files.train.labels if label is not None)
+    labels = Counter(label for label in files.train.labels if label in files.class_names)
     config, why_support = _head_settings(list(labels.values()), len(files.train.images), device)
     config = dataclasses.replace(
         config,
@@ -239,7 +251,7 @@ def _from_scratch(files: ImageFiles, data: DataConfig, gpu: bool, device: str, a
     train = files.train
     size, why_size = choose_size(shorter_sides(train), gpu)
     backbone, why_backbone = _choose_backbone(size, gpu, asked)
-    support, why_support = _choose_support(train)
+    support, why_support = _choose_support(files)
     pool = len(train.images)
     batch = max(2, min(256 if gpu else 128, pool // 4))
     steps = min(20_000, max(300, EPOCHS * pool // batch))
@@ -284,8 +296,8 @@ def _choose_backbone(size: int, gpu: bool, asked: str | None) -> tuple[str, str]
     return name, f"backbone {name}: for views of {size} px on {'a GPU' if gpu else 'a CPU'}"
 
 
-def _choose_support(train: Pool) -> tuple[SupportConfig, str]:
-    counts = list(Counter(label for label in train.labels if label is not None).values())
+def _choose_support(files: ImageFiles) -> tuple[SupportConfig, str]:
+    counts = list(Counter(label for label in files.train.labels if label in files.class_names).values())
     classes = min(len(counts), 100)
     images = max(1, min(8, int(statistics.median(counts))))
     views = max(1, min(8, round(SUPPORT_ROWS / (classes * images))))
@@ -298,6 +310,14 @@ def _choose_support(train: Pool) -> tuple[SupportConfig, str]:
         f" {len(counts)} classes have {fewest} to {most} labels"
     )
     return chosen, why
+
+
+def _about_outside(count: int, method: Method) -> str:
+    """What a method does with images that are known to belong to no class."""
+    known = f"{count:,} images are known to be out-of-class"
+    if isinstance(method, JudgedMethod) and "pool" in (getattr(method, "prior", None), method.judge):
+        return f"{known}: they teach which images belong to no class"
+    return f"{known}; without densities of the pool (--method.judge pool) they are unlabeled images"
 
 
 def parse_time(text: str, option: str = "--budget") -> float:

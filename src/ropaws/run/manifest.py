@@ -247,6 +247,7 @@ def check_sources(run: Path, data: DataConfig) -> None:
     source = Path(data.source) if data.labeled is None and data.source.endswith(".npz") else None
     sources = [("source", source), ("labeled", data.labeled), ("test", data.test)]
     sources += [("unlabeled", path) for path in data.unlabeled]
+    sources += [("out_of_class", path) for path in data.out_of_class]
     sources += [("extra", Path(name)) for name in data.extra if name.endswith(".npz")]
     for name, path in sources:
         if path is not None and not path.exists():

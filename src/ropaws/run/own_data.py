@@ -30,6 +30,7 @@ def train_on(
     *,
     out: Path | str,
     test: Source | None = None,
+    out_of_class: Path | str | Sequence[Path | str] = (),
     budget: str | float | None = None,
     backbone: str | None = None,
     init: Path | str | None = None,
@@ -47,6 +48,8 @@ def train_on(
         unlabeled: A path, an array of images or features, or a dataset; or several of them.
         out: The run folder; must not hold a run yet.
         test: Images or features to test on, like labeled.
+        out_of_class: Folders, tables or files of images that are known to belong to no class. Features have
+            the label "out-of-class" instead.
         budget: How long to train: "20m", or seconds. A head on frozen features needs less, and stops then.
         backbone: The network; by default the best pretrained one at hand, else chosen from the data.
         init: A weight file that the backbone starts from, or "pretrained".
@@ -63,14 +66,18 @@ def train_on(
     single = isinstance(unlabeled, Path | str | np.ndarray) or hasattr(unlabeled, "save_to_disk")
     pools: list[Any] = [unlabeled] if single else list(unlabeled)  # type: ignore[arg-type]
     if is_features(labeled):
-        if backbone is not None or init is not None or train_backbone:
-            raise ValueError("features take no backbone, init or train_backbone; leave them out")
+        if backbone is not None or init is not None or train_backbone or out_of_class:
+            raise ValueError(
+                "features take no backbone, init, train_backbone or out_of_class; leave them out (rows of no"
+                " class have the label 'out-of-class')"
+            )
         choice = fit_feature_settings(_write_features(labeled, pools, test, out / INPUTS), device=device)
     else:
         choice = fit_settings(
             _on_disk(labeled, out / INPUTS / "labeled"),
             tuple(_on_disk(source, out / INPUTS / f"unlabeled-{i}") for i, source in enumerate(pools)),
             None if test is None else _on_disk(test, out / INPUTS / "test"),
+            out_of_class=_paths(out_of_class),
             device=device,
             backbone=backbone,
             init=None if init is None else Path(init),
@@ -82,6 +89,10 @@ def train_on(
         console.print(line, highlight=False)
     seconds = parse_time(budget) if isinstance(budget, str) else budget
     return train_chosen(choice, choice.config, out, budget=seconds, reasons=reasons, console=console)
+
+
+def _paths(given: Path | str | Sequence[Path | str]) -> tuple[Path, ...]:
+    return tuple(map(Path, (given,) if isinstance(given, Path | str) else given))
 
 
 def train_chosen(

@@ -403,7 +403,8 @@ class Run:
     def _pool_outputs(self) -> PoolOutputs:
         corpus, most = self.corpus, self.pool_limit
         everything = torch.arange(len(corpus.train_images))
-        unlabeled = everything[~torch.isin(everything, self.facts.split.indices)]
+        known = torch.cat([self.facts.split.indices, corpus.outside])
+        unlabeled = everything[~torch.isin(everything, known)]
         chosen = unlabeled
         if 0 < most < len(unlabeled):
             order = torch.randperm(len(unlabeled), generator=generator(0, ANALYSIS))

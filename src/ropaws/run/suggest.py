@@ -11,7 +11,7 @@ from torch import Tensor
 from ropaws.classify.pool_prior import in_class_probability
 from ropaws.core.features import main_points
 from ropaws.core.files import read_json, write_json
-from ropaws.core.labels import UNLABELED
+from ropaws.core.labels import UNLABELED, class_names_of, label_codes
 from ropaws.core.run_layout import EVALUATION
 from ropaws.core.terminal import watch_files
 from ropaws.embedding.backbones import PRETRAINED
@@ -238,9 +238,8 @@ def find_first(
 
 
 def _choose(images: Embedded, n: int, new: int, strategy: str) -> SuggestionLists:
-    names = sorted(set(images.labels) - {""})
-    numbers = {name: number for number, name in enumerate(names)}
-    labels = torch.tensor([numbers.get(label, UNLABELED) for label in images.labels], dtype=torch.long)
+    names = class_names_of(images.labels)
+    labels = torch.tensor(label_codes(images.labels, names), dtype=torch.long)
     features, classes = torch.from_numpy(images.features), max(1, len(names))
     in_class = in_class_probability(features, labels, classes=classes)
     probs = class_probs(main_points(features), labels, classes)

@@ -35,6 +35,7 @@ from ropaws.core.hardware import (
     keep_freed_memory,
     threads_for,
 )
+from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.locks import locked
 from ropaws.core.run_layout import (
     CHECKPOINT,
@@ -360,7 +361,7 @@ def _check_same_data_everywhere(config: RunConfig, corpus: Corpus, precision: Pr
         return  # digests take time
     names = corpus.train_names or tuple(f"image {row}" for row in range(len(corpus.train_images)))
     labels = zip(names, corpus.train_labels.tolist(), strict=True)
-    classes = [*corpus.class_names, "no class"]  # of UNLABELED, the last
+    classes = [*corpus.class_names, OUT_OF_CLASS_NAME, "no class"]  # of -2, and of UNLABELED, the last
     # Where files are may differ: what is in them is compared.
     settings = {
         f"{part}.{name}": value

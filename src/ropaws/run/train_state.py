@@ -204,7 +204,7 @@ def stream_of(config: RunConfig, state: TrainState) -> BatchStream:
         images = images.to(state.device)
     split = state.facts.split
     return BatchStream(
-        TrainingData(images, split.indices, split.labels, state.facts.normalize),
+        TrainingData(images, split.indices, split.labels, state.facts.normalize, state.corpus.outside),
         config.method.views(config.augment),
         config.method.labeled_view(config.augment),
         config.support,

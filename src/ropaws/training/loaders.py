@@ -34,6 +34,7 @@ from ropaws.pool.streaming import ImageStack
 
 AHEAD = 2  # steps that a worker reads ahead
 FEW = 100  # images seen before a share of unreadable ones means anything
+NONE = torch.empty(0, dtype=torch.long)
 PASS_BATCH = 512  # images of a pass over the pool at a time
 
 
@@ -45,6 +46,7 @@ class TrainingData:
     labeled_indices: Tensor  # (l,) the labeled ones among them
     labels: Tensor  # (l,) their classes
     normalize: Normalization
+    outside: Tensor = NONE  # (o,) positions of those that are known to belong to no class
 
 
 class StepImages(NamedTuple):

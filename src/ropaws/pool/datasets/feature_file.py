@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ropaws.core.features import ArrayRows, FeatureRows, Features, moderate_rows, unreadable_rows
 from ropaws.core.files import check_regular
-from ropaws.core.labels import OUT_OF_CLASS, UNLABELED, refuse_verdict
+from ropaws.core.labels import OUT_OF_CLASS, class_names_of, label_codes
 from ropaws.pool.array_files import (
     MAPPED,
     array_names,
@@ -45,21 +45,19 @@ def read_features(path: Path) -> Corpus:
     count, dims = features.shape
     check_row_count(count, path)
     labels = _labels(arrays, LABELS, count, path)
-    names = tuple(sorted({label for label in labels if label is not None}, key=_by_number))
+    names = tuple(sorted(class_names_of(labels), key=_by_number))
     if len(names) < 2:
         what = f"the single class {names[0]!r}" if names else "no label at all"
         raise ValueError(f"{path}: {LABELS} has {what}; a classifier needs two classes or more")
-    refuse_verdict(names, path)
     tests = arrays.get(TEST_FEATURES, features[:0])
     check_feature_array(tests, f"{path}: {TEST_FEATURES}", dims)
     truth = _labels(arrays, TEST_LABELS, len(tests), path) if TEST_FEATURES in arrays else []
-    number = {name: index for index, name in enumerate(names)}
     return Corpus(
         names,
         FeatureRows(feature_rows(features).center, _views(arrays, features.shape, path)),
-        torch.tensor([number.get(label or "", UNLABELED) for label in labels], dtype=torch.long),
+        torch.tensor(label_codes(labels, names), dtype=torch.long),
         feature_rows(tests),
-        torch.tensor([number.get(label or "", OUT_OF_CLASS) for label in truth], dtype=torch.long),
+        torch.tensor(label_codes(truth, names, others=OUT_OF_CLASS), dtype=torch.long),
         _row_names(arrays, count, path),
     )
 
