@@ -133,7 +133,8 @@ def test_labels_csv_is_what_training_reads(session):
     assert {row["label"] for row in rows if row["out_of_class"] == "False"} == {"disk", "square", "star"}
     assert [row["label"] for row in rows if row["out_of_class"] == "True"] == [""]
     listing = list_labeled(session.folder / "labels.csv")
-    assert sorted(filter(None, listing.labels)) == ["disk"] * 2 + ["square"] * 2 + ["star"] * 2
+    labels = ["disk"] * 2 + ["out-of-class"] + ["square"] * 2 + ["star"] * 2
+    assert sorted(filter(None, listing.labels)) == labels
 
 
 def test_classes_are_merged_with_their_predictions(session):

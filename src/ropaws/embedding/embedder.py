@@ -21,6 +21,7 @@ from torch import Tensor
 from ropaws.core.features import Features, SeveralKinds
 from ropaws.core.files import read_json, replacing, write_json
 from ropaws.core.hardware import choose_device, choose_precision, half_type
+from ropaws.core.labels import class_names_of, label_codes
 from ropaws.core.locks import locked_file
 from ropaws.core.terminal import Terminal, watch_files
 from ropaws.embedding.backbones import (
@@ -231,8 +232,8 @@ class Embedder:
         embedding = self.embedding(pool)
         found = self.features(ImageStack(pool.images, embedding.image_size), views=views)
         kept = [row for row in range(len(pool)) if row not in found.reasons]
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(pool.labels)) if label}
-        if doubt := useless_features(found.features, [numbers.get(label or "", -1) for label in pool.labels]):
+        codes = label_codes(pool.labels, class_names_of(pool.labels))
+        if doubt := useless_features(found.features, codes):
             self._say(f"Warning: {doubt}")
         return Embedded(
             rows=found.features,

@@ -41,11 +41,11 @@ class Pool:
     points: Tensor  # (n, d) centered features in their main directions
     class_names: tuple[str, ...]  # of the labels that the images came with
     labels: dict[str, str]  # class of each labeled image, by name
-    outside: tuple[str, ...] = ()  # names of images that came as out-of-class
     sources: tuple[Path, ...] = ()  # what training may read as unlabeled; none where they are not files
     outputs: RunOutputs | None = None
     unreadable: int = 0
     init: tuple[str, ...] = ()  # options of `ropaws train` for the same network
+    outside: tuple[str, ...] = ()  # names of images that came as out-of-class
 
     def __len__(self) -> int:
         return len(self.images)

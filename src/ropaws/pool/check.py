@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.pool.content import ImageRef, UnreadableError, image_size, one_line_errors, read_content
 from ropaws.pool.decoding import decode_content, in_workers
 from ropaws.pool.listing import Pool
@@ -174,7 +175,7 @@ class Findings:
                 yield f"{_counted(found)} {words}: {_first(found)}"
 
     def _about_classes(self) -> Iterator[str]:
-        counts = self.classes
+        counts = {name: count for name, count in self.classes.items() if name != OUT_OF_CLASS_NAME}
         ranked = sorted(counts, key=lambda name: counts[name])
         fewest, most = ranked[0], ranked[-1]
         if none := [name for name, count in counts.items() if count == 0]:
