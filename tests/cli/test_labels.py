@@ -122,7 +122,7 @@ def test_saved_datasets_have_one_spelling(tmp_path):
 
 def test_check_lists_images_of_no_class_and_does_not_compare_their_number(photos, capsys):
     for copy in range(20):
-        save(photos / "labeled/Out-Of-Class" / f"{copy}.png", None, np.random.default_rng(copy))
+        save(photos / "labeled/Out-Of-Class" / f"{copy}.png", -1, np.random.default_rng(copy))
     text = check(capsys, photos / "labeled")
     assert "out-of-class" in text
     assert "20" in text

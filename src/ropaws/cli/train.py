@@ -46,8 +46,8 @@ class TrainOptions:
     """Folders of anything, tables of paths, .npz files ... They go with --labeled; folders are searched
     recursively."""
     out_of_class: tuple[Path, ...] = ()
-    """Folders or tables of images that you know to belong to no class: they teach which others do not. So do
-    rows of a table of --labeled with True in the column out_of_class."""
+    """Images that you know to belong to no class. They teach which others do not, and so do rows of a table
+    of --labeled with True in the column out_of_class."""
     test: Path | None = None
     """Images to test on, like --labeled. Classes that --labeled does not have are out-of-class."""
     backbone: str | None = None
@@ -66,8 +66,8 @@ class TrainOptions:
     budget: str | None = None
     """Train for about this long: 90s, 20m, 1.5h. A head on frozen features takes less, and stops then."""
     class_prior: str | None = None
-    """How frequent the classes are in the pool: auto, uniform, labels, or frequencies in the order of the
-    classes, 0.7,0.2,0.1. By default auto on frozen features, else uniform as in the paper."""
+    """How frequent classes are in the pool: auto, uniform, labels, or numbers 0.7,0.2,0.1. In the order of
+    the classes. By default auto on frozen features, else uniform as in the paper."""
     report: bool = True
     """Analyze the run at the end, and write its report.html."""
     resume: Path | None = None
