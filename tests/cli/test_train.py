@@ -32,7 +32,7 @@ def counted(monkeypatch, place, name, calls):
     monkeypatch.setattr(place, name, count)
 
 
-def test_images_are_listed_once_and_the_pool_is_decoded_once_for_all_trainings(photos, monkeypatch, capsys):
+def test_images_are_listed_once_and_a_second_training_decodes_none_of_the_pool(photos, monkeypatch, capsys):
     lists, walks, decoded = Counter(), Counter(), Counter()
     for name in ("list_labeled", "list_unlabeled"):
         counted(monkeypatch, listing, name, lists)
@@ -49,11 +49,12 @@ def test_images_are_listed_once_and_the_pool_is_decoded_once_for_all_trainings(p
     images = sorted(map(str, photos.glob("[lpt]*/**/*.png")))
     assert len(images) == 9 + 36 + 18
     assert set(decoded) == set(images)
+    assert max(decoded.values()) <= 3  # labeled and test images: first, whether they can be read
     pool = [name for name in images if "/pool/" in name]
-    assert {decoded[name] for name in pool} == {1}
-    assert max(decoded.values()) == 2  # labeled and test images: first, whether they can be read
+    assert max(decoded[name] for name in pool) <= 2  # for the network, and for the report if it shows them
+    decoded.clear()
     main([*command, "--out", str(photos / "again"), "--no-report"])
-    assert {decoded[name] for name in pool} == {1}
+    assert not set(decoded) & set(pool)
 
 
 def test_the_report_of_a_training_parses_no_arguments(photos, monkeypatch, capsys):

@@ -31,7 +31,7 @@ from ropaws.pool.augment import AugmentConfig, Normalization, Part, View, augmen
 from ropaws.pool.content import KEY_BYTES as KEY
 from ropaws.pool.content import content_key, named_keys
 from ropaws.pool.corpus import EmbeddedImages, Images, pixels_of, whole_batch
-from ropaws.pool.decoding import in_workers, read_batch
+from ropaws.pool.decoding import ReadBatch, in_workers, read_batch
 from ropaws.pool.reading import check_unreadable
 from ropaws.pool.sources import DataConfig, Watch
 from ropaws.pool.streaming import ImageStack
@@ -331,7 +331,9 @@ def _blocks(images: Images, keys: ImageKeys, parts: Sequence[Tensor], crop: Crop
         return
     read = functools.partial(read_batch, cache=images.cache)
     requests = (images.request(part, "both" if crop == "whole" else "center") for part in parts)
-    found = map_in_workers(read, requests, workers=images.worker_count)
+    found: Iterable[ReadBatch] = map(read, requests)
+    if len(parts) > 1:  # a block is one worker's: alone it is read sooner here
+        found = map_in_workers(read, requests, workers=images.worker_count)
     for part, result in zip(parts, found, strict=True):
         squares = torch.from_numpy(result.squares).permute(0, 3, 1, 2)
         whole = WholeBatch(squares)

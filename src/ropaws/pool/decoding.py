@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -31,6 +32,7 @@ from ropaws.pool.whole_images import Whole, squeeze
 WHITE = 65535  # of gray images of 16 bits, which Pillow also opens as 32 bits
 STRIP = 1 << 22  # pixels that are converted at a time
 CHUNK = 32  # images a worker takes at a time
+FIRST_SECONDS = 0.3  # of work before workers are started: about what it takes to start them
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -233,15 +235,18 @@ def read_batch(request: ReadRequest, cache: SquareCache | None = None) -> ReadBa
 
 
 def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int | None = None) -> Iterator[R]:
-    """function(item) for every item, in order, in worker processes.
+    """function(item) for every item, in order, in worker processes once it takes longer than to start them.
 
     Only a few chunks are under way at a time: memory does not grow with the number of images.
     """
     workers = own_cores() if workers is None else workers
-    if workers < 2 or len(items) <= CHUNK:
-        yield from map(function, items)
-        return
-    chunks = (items[start : start + CHUNK] for start in range(0, len(items), CHUNK))
+    done, seconds = 0, 0.0
+    while done < len(items) and (workers < 2 or len(items) - done <= CHUNK or seconds < FIRST_SECONDS):
+        begun = time.monotonic()
+        result = function(items[done])
+        done, seconds = done + 1, seconds + time.monotonic() - begun
+        yield result
+    chunks = (items[start : start + CHUNK] for start in range(done, len(items), CHUNK))
     for results in map_in_workers(functools.partial(_apply, function), chunks, workers=workers):
         yield from results
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ropaws.core.worker_pool import map_in_workers
+from ropaws.pool.decoding import FIRST_SECONDS, in_workers
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 SLOW = 60  # seconds: a call that only ends when it is killed
@@ -302,3 +303,11 @@ def test_the_worker_itself_loads_nothing_heavy():
     code = "import sys, ropaws.core.worker_pool; print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_workers_are_started_once_the_work_takes_longer_than_their_start():
+    assert set(in_workers(pid_then_sleep, [0] * 100, workers=2)) == {os.getpid()}
+    pids = list(in_workers(pid_then_sleep, [FIRST_SECONDS / 2] * 2 + [0] * 98, workers=2))
+    assert set(pids[:2]) == {os.getpid()}
+    assert len(pids) == 100
+    assert os.getpid() not in pids[2:]
