@@ -17,6 +17,7 @@ from timing import write_results
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting, layout
 from ropaws.explore.fitting import Answered
+from ropaws.insight import pool_map
 
 SIZES = (1_000, 10_000, 100_000)
 CLASSES, LABELS, DIMS = 10, 8, 256
@@ -45,7 +46,7 @@ def measured(images: int) -> dict[str, float]:
     timed("first suggestions", lambda: fitting.cold_start(points, nothing))
     fitted = timed("refit", lambda: fitting.fit_round(points, answered, lambda *_: None))
     timed("accuracy estimate", lambda: fitting.estimate(points, answered, fitted, lambda *_: None))
-    timed("map", lambda: layout.full_map(points))
+    timed("map", lambda: pool_map.full_map(points))
     timed("near duplicates", lambda: layout.near_duplicates(points))
     return seconds
 

@@ -26,8 +26,9 @@ from ropaws.embedding.frozen_features import Embedding
 from ropaws.pool.content import Encoded, ImageRef, Unreadable
 from ropaws.pool.listing import Pool
 from ropaws.pool.streaming import ImageStack
-from ropaws.run.label_files import TEXTS, column_names, columns, write_labels
+from ropaws.run.label_files import column_names, columns
 from ropaws.run.manifest import model_digest
+from ropaws.run.output_formats import TEXTS, Output, write_labels
 from ropaws.run.predict import Predictor, predict_files
 from ropaws.run.run import Run
 
@@ -261,7 +262,8 @@ class _Part:
     def __call__(self, batch: Row) -> Row:
         (start,), (content,) = batch["start"], batch["images"]
         images = pickle.loads(content)  # of this very job: Ray hands it on from the process that started it
-        write_labels(_place(self.folder, int(start), self.options), iter(self.maker.rows(images)))
+        rows = iter(self.maker.rows(images))
+        write_labels(_place(self.folder, int(start), self.options), rows, Output("parquet"))
         return {"count": np.array([len(images)])}
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from PIL import Image
 
@@ -37,8 +38,8 @@ def session(tmp_path, monkeypatch):
     found.close()
 
 
-def finish(session, kind):
-    line = outputs.export(session, kind)
+def finish(session, kind, format="csv"):
+    line = outputs.export(session, kind, format)
     session.jobs.wait(240)
     assert session.error is None
     return line
@@ -109,6 +110,27 @@ def test_the_table_of_predictions_tells_answers_from_guesses(session):
         else:
             assert row["confidence"] == row[f"p({row['label']})"]
             assert row["nearest_class"] == row["label"]
+
+
+def test_predictions_are_written_in_the_formats_of_other_tools(session):
+    for name in ("parquet", "label-studio", "coco"):
+        finish(session, "predictions", name)
+    finish(session, "predictions")
+    with (session.folder / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    table = pyarrow.parquet.read_table(session.folder / "predictions.parquet")
+    np.testing.assert_array_equal(np.stack([table["x"], table["y"]], axis=1), session.plane)
+    assert table["label"].to_pylist() == [row["label"] for row in rows]
+    assert len(table["neighbors"][0]["ids"]) == 10
+    tasks = json.loads((session.folder / "predictions.label-studio.json").read_text())
+    for task, row in zip(tasks, rows, strict=True):  # the labels of the person are annotations
+        (said,) = task["annotations" if row["answered"] else "predictions"] or [{"result": []}]
+        assert [each["value"]["choices"] for each in said["result"]] == (
+            [[row["label"]]] if row["label"] else []
+        )
+    found = json.loads((session.folder / "predictions.coco.json").read_text())
+    assert len(found["annotations"]) == sum(bool(row["label"]) for row in rows)
+    assert {name for name, *_ in written(session)} >= {"predictions.csv", "predictions.label-studio.json"}
 
 
 def test_an_export_names_the_labels_and_the_round_that_it_was_made_from(session):

@@ -15,7 +15,8 @@ import pytest
 from ropaws.cli.main import main
 from ropaws.pool.listing import list_labeled, read_csv
 from ropaws.run import sorting
-from ropaws.run.label_files import SORTED_TO, column_names, columns, rows_of_moved, write_labels
+from ropaws.run.label_files import column_names, columns
+from ropaws.run.output_formats import PLACE, SORTED_TO, Output, rows_of_moved, write_labels
 from ropaws.run.predict import Prediction
 from tests.photos import NAMES, fails
 
@@ -123,7 +124,8 @@ def rows_in(path):
         return list(read_csv(path))
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
-    return pyarrow.parquet.read_table(path).to_pylist()
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    return [{name: value for name, value in row.items() if name not in PLACE} for row in rows]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -202,14 +204,14 @@ def test_rows_have_the_columns_that_are_announced():
 def test_a_formula_in_a_name_is_text_in_the_table_and_comes_back(tmp_path):
     prediction = Prediction("=a.png", "-1", "-1", 0.7, 0.5, False, "@b.png", -0.25, (0.7, 0.3))
     row = columns(prediction, ["-1", "+2"], 2) | {SORTED_TO: "=c.png"}
-    write_labels(tmp_path / "l.csv", [row])
+    write_labels(tmp_path / "l.csv", [row], Output("csv"))
     (cells,) = rows_of(tmp_path / "l.csv")
     assert [cells[name][0] for name in ("path", "label", "nearest", "top1", "top2", SORTED_TO)] == ["'"] * 6
     assert cells["similarity"] == "-0.25"
     for _ in range(2):  # written again as it was read
-        (again,) = rows_of_moved(tmp_path / "l.csv", list(row))
+        (again,) = rows_of_moved(tmp_path / "l.csv", list(row), "csv")
         assert again == row
-        write_labels(tmp_path / "l.csv", [again])
+        write_labels(tmp_path / "l.csv", [again], Output("csv"))
 
 
 def test_predict_refuses_what_it_cannot_do(trained, tmp_path, capsys):

@@ -15,7 +15,8 @@ from ropaws.core.terminal import Terminal, cell, say
 from ropaws.pool.content import ImageRef
 from ropaws.pool.datasets.feature_file import FeatureTable
 from ropaws.pool.listing import Pool
-from ropaws.run.label_files import PredictSettings, check_target, label_files
+from ropaws.run.label_files import PredictSettings, label_files
+from ropaws.run.output_formats import FormatName
 from ropaws.run.predict import Predictor, feature_table
 from ropaws.scale import Labeler, RayOptions, check_parts_folder, write_parts
 
@@ -33,8 +34,14 @@ class Predict(RayOptions):
     """Folders, searched recursively, images, tables of paths, .npz files, or saved datasets. For a run on
     features, or on a frozen backbone: one .npz or .npy file of features."""
     out: Path
-    """The table to write: .csv, .jsonl or .parquet. Facts about it go to OUT.json beside it. With --engine
-    ray a folder of parquet files."""
+    """The table to write: .csv, .jsonl or .parquet; .json for another tool, with --format. Facts about it go
+    to OUT.json beside it. With --engine ray a folder of parquet files."""
+    format: FormatName | None = None
+    """By default what --out ends in. label-studio (tasks with predictions), fiftyone (labels.json of a
+    FiftyOneImageClassificationDataset) and coco (images, annotations, categories) end in .json."""
+    map: bool = True
+    """In parquet: x and y, where the image stands on a map, and neighbors, the most similar other images.
+    `embedding-atlas FILE --x x --y y --neighbors neighbors` shows them."""
     threshold: float | None = None
     """In-domain probability below which an image is out-of-class. By default one half where the pool itself
     says how likely an image belongs to any class, as on pretrained features; else what 95 % of the labeled
@@ -81,11 +88,12 @@ def predict(arguments: list[str]) -> None:
         return
     settings = PredictSettings(
         out=command.out,
+        format=command.format,
         top=command.top,
+        with_map=command.map,
         sort_into=command.copy_to or command.move_to,
         move=command.move_to is not None,
     )
-    check_target(command.out)
     images = _listed(command.sources)
     run = run_of(command.run, command.method, device=command.device)
     predictor = Predictor(run, threshold=command.threshold, propagate=command.propagate)
@@ -102,6 +110,8 @@ def predict(arguments: list[str]) -> None:
 
 
 def _predict_with_ray(command: Predict) -> None:
+    if command.format not in (None, "parquet"):
+        raise ValueError(f"--engine ray writes a folder of parquet files, not --format {command.format}")
     chosen = {"--propagate": command.propagate, "--copy-to": command.copy_to, "--move-to": command.move_to}
     if refused := next((name for name, value in chosen.items() if value), None):
         raise ValueError(f"{refused} needs all images in one process; leave --engine ray out")

@@ -1,62 +1,18 @@
-"""Where the images stand on the map, and which of them are nearly the same."""
+"""What a map is kept in, and which images are nearly the same."""
 
 import hashlib
 from pathlib import Path
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ropaws.core.files import replacing
-from ropaws.insight.neighbors import tsne
 
-LANDMARKS = 3000  # images that t-SNE places; the others stand among the landmarks that are most like them
-NEIGHBORS = 5
-SHARPNESS = 0.05  # of the cosine, in which a neighbor's say falls by e
-JITTER = 0.006  # of the width of the map: images with the same neighbors do not hide each other
 ALIKE = 0.985  # cosine of centered features from which on two images are near duplicates
 SKETCH = 64  # dimensions in which candidates are found
-BLOCK, DUPLICATE_BLOCK = 2048, 256
-
-
-def quick_map(points: Tensor) -> NDArray[np.float32]:
-    """The two main directions: at once, and rough.   (n, d)  ->  (n, 2) within -1 and 1"""
-    plane = torch.zeros(len(points), 2)
-    plane[:, : min(2, points.shape[1])] = points[:, :2]
-    return _fitted(plane.numpy())
-
-
-def full_map(points: Tensor) -> NDArray[np.float32]:
-    """t-SNE of a sample, and all others beside the images of the sample that are most like them.
-
-    (n, d)  ->  (n, 2) within -1 and 1
-    """
-    rows = F.normalize(points, dim=1)
-    if len(rows) < 4:
-        return quick_map(points)
-    random = torch.Generator().manual_seed(0)
-    chosen = torch.randperm(len(rows), generator=random)[:LANDMARKS]
-    landmarks = torch.from_numpy(_fitted(tsne(rows[chosen])))
-    parts = []
-    for part in rows.split(BLOCK):
-        near, where = (part @ rows[chosen].T).topk(min(NEIGHBORS, len(chosen)), dim=1)
-        weights = (near / SHARPNESS).softmax(dim=1)
-        parts.append((weights[:, :, None] * landmarks[where]).sum(dim=1))
-    placed = torch.cat(parts)
-    placed += JITTER * torch.randn(placed.shape, generator=random)
-    placed[chosen] = landmarks
-    return _fitted(placed.numpy())
-
-
-def _fitted(plane: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Centered, the larger side from -1 to 1."""
-    low, high = plane.min(axis=0, initial=0.0), plane.max(axis=0, initial=0.0)
-    if len(plane):
-        low, high = plane.min(axis=0), plane.max(axis=0)
-    half = max(float((high - low).max()) / 2, 1e-9)
-    return np.asarray((plane - (low + high) / 2) / half, np.float32)
+DUPLICATE_BLOCK = 256
 
 
 def write_map(path: Path, plane: NDArray[np.float32], points: Tensor) -> None:

@@ -1,5 +1,6 @@
 """What a person takes away: sorted folders, a table of predictions, a trained run."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -21,33 +22,32 @@ from ropaws.explore.images import ArrayImages
 from ropaws.explore.jobs import CancelledError, Job
 from ropaws.explore.label_table import write_table
 from ropaws.explore.session import TABLE, Session
+from ropaws.insight.pool_map import PoolMap, pool_map
 from ropaws.pool.content import UnreadableError, image_size
-from ropaws.run.label_files import columns, write_labels
+from ropaws.run.label_files import columns
+from ropaws.run.output_formats import ANSWERED, ENDING, OTHER_TOOLS, FormatName, Output, write_labels
 from ropaws.run.predict import Prediction
 from ropaws.run.sorting import Sorter
 
-PREDICTIONS, SORTED, ARRAYS = "predictions.csv", "sorted", "images.npz"
+SORTED, ARRAYS = "sorted", "images.npz"
 RUNS = {"run": "run", "finetune": "finetuned"}  # folder of each kind of training
 TRAIN_LOG = "train.log"
 POLL_SECONDS = 0.5
 
 
-def export(session: Session, kind: str) -> str:
+def predictions_name(kind: FormatName) -> str:
+    """Of the file that has all predictions: predictions.csv, predictions.coco.json ..."""
+    return f"predictions.{kind}{ENDING[kind]}" if kind in OTHER_TOOLS else f"predictions{ENDING[kind]}"
+
+
+def export(session: Session, kind: str, format: FormatName = "csv") -> str:
     """Start to write something in the folder of the session. Returns a line about it.
 
     Raises:
         RefusedError: It cannot be written now; the message says why.
     """
-    works = {"folders": _sort, "predictions": _write_predictions}
-    if kind in works:
-        if kind == "folders" and not _are_files(session):
-            raise RefusedError(
-                "these images are not files of their own, so they cannot be sorted into folders"
-            )
-        job = Job("export", f"writing {SORTED if kind == 'folders' else PREDICTIONS}", fraction=0.0)
-        if not session.jobs.start(job, lambda running: works[kind](session, running)):
-            raise RefusedError("another export is running; wait for it, or cancel it")
-        return job.text
+    if kind in ("folders", "predictions"):
+        return _export_images(session, kind, format)
     with session.lock:
         labels = [label for label in session.answers.labels.values() if label >= 0]
     if len(set(labels)) < 2:
@@ -59,6 +59,26 @@ def export(session: Session, kind: str) -> str:
     return f"training into {folder}"
 
 
+def _export_images(session: Session, kind: str, format: FormatName) -> str:
+    named = SORTED if kind == "folders" else predictions_name(format)
+    if (kind == "folders" or format in OTHER_TOOLS) and not _are_files(session):
+        how = "sorted into folders" if kind == "folders" else f"named in {named}; write a table"
+        raise RefusedError(f"these images are not files of their own, so they cannot be {how}")
+    if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise RefusedError("parquet needs pyarrow; pip install 'ropaws[parquet]', then start again")
+    job = Job("export", f"writing {named}", fraction=0.0)
+
+    def work(running: Job) -> None:
+        if kind == "folders":
+            _sort(session, running)
+        else:
+            _write_predictions(session, running, format)
+
+    if not session.jobs.start(job, work):
+        raise RefusedError("another export is running; wait for it, or cancel it")
+    return job.text
+
+
 class Shown:
     """What the page says of all images at one moment."""
 
@@ -66,7 +86,7 @@ class Shown:
         with session.lock:
             self.images = session.pool.images
             self.fitted, self.codes = session.fitted, session.codes.copy()
-            self.predicted = session.predicted
+            self.predicted, self.plane = session.predicted, session.plane
             self.names = dict(session.answers.classes)
             self.round, self.pending = session.round, session.pending
             self.made_from, self.labels = session.made_from, session.digest()
@@ -107,19 +127,24 @@ class Shown:
             )
 
 
-def _write_predictions(session: Session, job: Job) -> None:
+def _write_predictions(session: Session, job: Job, format: FormatName) -> None:
     """All images with class, confidence and in-domain probability; `answered` says who gave the label."""
-    shown = Shown(session)
+    shown, name = Shown(session), predictions_name(format)
 
     def rows() -> Iterator[dict[str, Any]]:
         for number, prediction in shown.predictions():
-            job.report(f"writing {PREDICTIONS}", number / len(shown.codes))
+            job.report(f"writing {name}", number / len(shown.codes))
             row = columns(prediction, tuple(shown.names.values()), None)
             del row["nearest"], row["similarity"]
-            yield row | {"answered": "yes" if shown.codes[number] not in (UNLABELED, SKIPPED) else ""}
+            yield row | {ANSWERED: "yes" if shown.codes[number] not in (UNLABELED, SKIPPED) else ""}
 
-    write_labels(session.folder / PREDICTIONS, rows())
-    shown.keep(session, PREDICTIONS)
+    def placed() -> PoolMap:
+        job.report(f"writing {name}: neighbors", None)
+        return pool_map(session.pool.points, shown.plane)
+
+    output = Output(format, tuple(shown.names.values()), placed if format == "parquet" else None)
+    write_labels(session.folder / name, rows(), output)
+    shown.keep(session, name)
 
 
 def _sort(session: Session, job: Job) -> None:

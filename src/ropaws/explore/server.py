@@ -24,6 +24,7 @@ from ropaws.explore.guard import Guard
 from ropaws.explore.images import FULL_SIDE, Encoded, encode
 from ropaws.explore.session import Session
 from ropaws.pool.content import UnreadableError
+from ropaws.run.output_formats import FormatName
 
 WEB = Path(__file__).parent / "web"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -107,6 +108,7 @@ class OnBody(Body):
 
 class ExportBody(Body):
     kind: Literal["folders", "predictions", "run", "finetune"]
+    format: FormatName = "csv"  # of predictions
 
 
 class NoBody(Body):
@@ -301,7 +303,7 @@ def _add_answers(app: FastAPI, session: Session) -> None:
     @app.post("/api/export")
     def export(body: ExportBody) -> dict[str, str]:
         writable()
-        return {"text": outputs.export(session, body.kind)}
+        return {"text": outputs.export(session, body.kind, body.format)}
 
 
 def bind(port: int | None) -> socket.socket:

@@ -34,10 +34,11 @@ from ropaws.explore.jobs import Job, Jobs
 from ropaws.explore.label_table import LabelTable
 from ropaws.explore.pool import Pool
 from ropaws.insight.accuracy_estimate import PoolAccuracy, audit_half_width, draw_audit
+from ropaws.insight.pool_map import full_map, quick_map
 
 LOG, TABLE, THUMBNAILS, MAP = "answers.jsonl", "labels.csv", "thumbnails", "map.npz"
 HALF_WRITTEN = re.compile(
-    r"\.(labels\.csv|predictions\.csv|map\.npz|images\.npz|train\.log)\.[0-9a-f]{16}\.tmp"
+    r"\.(labels\.csv|predictions\.[a-z.-]+|map\.npz|images\.npz|train\.log)\.[0-9a-f]{16}\.tmp"
 )
 ANSWERS_PER_ROUND = 10  # after which the classifier is refitted by itself
 ENOUGH_LABELS = 4  # per class; fewer are pointed out
@@ -82,7 +83,7 @@ class Session:
         self.made_from = ""  # digest of the labels that it was fitted to
         self.model_version = 0
         self.duplicates = np.full(len(pool), -1, np.int32)
-        self.plane, self.map_version = layout.quick_map(pool.points), 1
+        self.plane, self.map_version = quick_map(pool.points), 1
         self.codes = np.full(len(pool), UNLABELED, np.int16)  # class id, OUT_OF_CLASS, SKIPPED or UNLABELED
         self._check_same_images()
         self._take_over()
@@ -422,7 +423,7 @@ class Session:
     def _draw(self, job: Job) -> None:
         plane = layout.read_map(self.folder / MAP, self.pool.points)
         if plane is None:
-            plane = layout.full_map(self.pool.points)
+            plane = full_map(self.pool.points)
             if not self.read_only:
                 layout.write_map(self.folder / MAP, plane, self.pool.points)
         with self.lock:

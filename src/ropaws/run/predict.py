@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import mmap
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -133,6 +134,14 @@ class HeldRows:
     def close(self) -> None:
         self.file.close()
 
+    def rows(self) -> Tensor:
+        """All of them, (n, d); those in a file stay there."""
+        if not self.lengths:
+            return torch.empty(0, 0)
+        self.file.flush()
+        found = np.frombuffer(mmap.mmap(self.file.fileno(), 0, access=mmap.ACCESS_COPY), np.float32)
+        return torch.from_numpy(found.reshape(sum(self.lengths), -1))
+
     def __iter__(self) -> Iterator[Tensor]:
         """The parts as they were added."""
         total, size = sum(self.lengths), self.file.tell()
@@ -174,6 +183,7 @@ class Predictor:
         self.threshold = threshold  # given by the person; None: judged by the labeled images
         self.last_threshold = threshold  # in use
         self.propagate = propagate
+        self.held: HeldRows | None = None  # takes the embeddings of all predictions, if there is one
         _ = run.model, run.support  # for their errors, before hours of reading
 
     def look(self, images: Images) -> Outputs:
@@ -222,6 +232,8 @@ class Predictor:
     def predictions(self, verdicts: Verdicts, names: Sequence[str]) -> Iterator[Prediction]:
         """One prediction for each row of the outputs."""
         run, outputs = self.run, verdicts.outputs
+        if self.held is not None:
+            self.held.add(outputs.embedding)
         closest: Neighbors = nearest(outputs.embedding, run.support.embeddings, 1)
         confidence, label = outputs.probs.max(dim=1)
         outside = outputs.in_domain < verdicts.threshold

@@ -9,6 +9,7 @@ import { button, element, fill, find, setText, svg } from "./dom.js";
 import { filterOf } from "./filters.js";
 import { count, interval, percent, plural } from "./format.js";
 
+const FORMATS = ["csv", "parquet", "jsonl", "label-studio", "fiftyone", "coco"]; // of predictions
 const WIDTH = 270;
 const HEIGHT = 130;
 const PLOT = { left: 34, right: WIDTH - 8, top: 8, bottom: HEIGHT - 30 };
@@ -18,6 +19,7 @@ export class PanelView {
   constructor(store, labeling) {
     this.store = store;
     this.labeling = labeling;
+    this.format = FORMATS[0];
     this.auto = find("auto-refit", HTMLInputElement);
     this.refit = find("refit", HTMLButtonElement);
     this.refit.addEventListener("click", () => labeling.refit());
@@ -157,6 +159,15 @@ export class PanelView {
     this.showAudit();
   }
 
+  /** The format of the predictions; stays as it was chosen. */
+  formatChoice() {
+    const options = FORMATS.map((name) => element("option", { value: name }, name));
+    const choice = element("select", { ariaLabel: "Format of the predictions" }, ...options);
+    choice.value = this.format;
+    choice.addEventListener("change", () => (this.format = choice.value));
+    return choice;
+  }
+
   /** @param {State} state */
   drawOutputs({ outputs, read_only, job }) {
     const isBusy = job?.kind === "export" || job?.kind === "train";
@@ -185,10 +196,12 @@ export class PanelView {
         element(
           "div",
           { className: "row wrap" },
-          button("Predictions", ask("predictions"), {
-            disabled: isBusy,
-            title: "Write a table of the predictions",
-          }),
+          button(
+            "Predictions",
+            () => this.labeling.ask("/api/export", { kind: "predictions", format: this.format }, "Started"),
+            { disabled: isBusy, title: "Write the predictions of all images in this format" },
+          ),
+          this.formatChoice(),
           button("Sorted folders", ask("folders"), {
             disabled: isBusy,
             title: "Copy the images into a folder per class",
