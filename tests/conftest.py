@@ -75,3 +75,14 @@ def photos(tmp_path):
 def trained(tmp_path_factory, one_thread):
     """A run on such images, and their folder, shared by many tests: one that changes a file copies it."""
     return train_on_photos(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory):
+    """A file of a small network that knows nothing, so that tests take no time."""
+    from ropaws.embedding.convnets import SmallConvNet
+
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "small.pth"
+    torch.save(SmallConvNet().state_dict(), path)
+    return path

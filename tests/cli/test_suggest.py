@@ -5,12 +5,10 @@ import json
 import shutil
 
 import pytest
-import torch
 from rich.console import Console
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.embedding.convnets import SmallConvNet
 from ropaws.insight.label_choice import STRATEGIES
 from tests import tiny
 from tests.photos import fails, make_photos
@@ -19,15 +17,6 @@ from tests.photos import fails, make_photos
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     return make_photos(tmp_path_factory.mktemp("suggest"))
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A small network that knows nothing, so that tests take no time."""
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "small.pth"
-    torch.save(SmallConvNet().state_dict(), path)
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import ropaws
 from ropaws.cli.main import main
 from ropaws.embedding import efficientnet_lite as lite
 from ropaws.embedding import embedder as embedding
-from ropaws.embedding.convnets import SmallConvNet
 from ropaws.pool.augment import center_view
 from ropaws.pool.decoding import read_square
 from ropaws.run.auto_config import fit_settings
@@ -26,15 +25,6 @@ QUIET = Console(quiet=True)
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     return make_photos(tmp_path_factory.mktemp("embed"))
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A small network, so that most tests take no time."""
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("weights") / "small.pth"
-    torch.save(SmallConvNet().state_dict(), path)
-    return path
 
 
 @pytest.fixture
