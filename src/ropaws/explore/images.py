@@ -21,6 +21,7 @@ from ropaws.pool.content import (
 )
 from ropaws.pool.corpus import Images
 from ropaws.pool.decoding import decode_whole
+from ropaws.pool.remote import RemoteImage
 
 SIDE, FULL_SIDE = 160, 1024  # pixels of a thumbnail and of the large view, at most
 LOSSLESS = 40  # pixels up to which an image is shown as it is, as a PNG
@@ -75,6 +76,8 @@ class ListedImages(ShownImages):
 
     def version(self, number: int) -> str:
         image = self.images[number]
+        if isinstance(image, RemoteImage):
+            return image.address
         try:
             facts = Path(image if isinstance(image, Path) else image[0]).stat()
         except OSError:

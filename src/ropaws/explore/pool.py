@@ -16,6 +16,7 @@ from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.embedding.embedder import Embedder, open_images
 from ropaws.explore.images import ArrayImages, ListedImages, ShownImages
 from ropaws.pool.corpus import pixels_of
+from ropaws.pool.remote import absolute_source
 from ropaws.pool.streaming import ImageStack
 from ropaws.run.outputs import readable_among
 from ropaws.run.run import Run
@@ -76,7 +77,7 @@ def pool_of_sources(
         class_names=tuple(sorted(set(named.values()))),
         labels=named,
         outside=outside,
-        sources=tuple(source.absolute() for source in unlabeled) if listing.are_files else (),
+        sources=tuple(map(absolute_source, unlabeled)) if listing.are_files else (),
         unreadable=len(embedded.unreadable),
         init=_train_options(embedded.facts),
     )
@@ -118,7 +119,7 @@ def pool_of_run(run: Run) -> Pool:
         class_names=run.class_names,
         labels=labels,
         outside=tuple(images.names[place[row]] for row in corpus.outside.tolist() if row in place),
-        sources=tuple(map(Path.absolute, run.config.data.unlabeled)),
+        sources=tuple(map(absolute_source, run.config.data.unlabeled)),
         outputs=RunOutputs(outputs.probs.numpy(), outputs.in_domain.numpy(), run.threshold),
         unreadable=len(everything) - len(kept),
     )

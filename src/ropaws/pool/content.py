@@ -20,6 +20,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ropaws.core.files import IMAGE_FILE, PIXELS, check_regular, open_regular
 from ropaws.pool.array_files import ArrayRow
+from ropaws.pool.remote import RemoteImage
 from ropaws.pool.saved_datasets import DatasetRow
 from ropaws.pool.shards import ParquetRow, TarMember
 
@@ -34,7 +35,7 @@ class Encoded(NamedTuple):
         return self.name
 
 
-ImageRef = Path | ArrayRow | DatasetRow | TarMember | ParquetRow | Encoded
+ImageRef = Path | ArrayRow | DatasetRow | TarMember | ParquetRow | RemoteImage | Encoded
 
 # As Pillow names them: AVIF where it was built with it, HEIF with the extra of that name. Pillow knows dozens
 # more: some start programs (PostScript), some take memory by the gigabyte before anyone can ask for the size
@@ -98,7 +99,7 @@ def read_content(image: ImageRef) -> Content:
     """
     if isinstance(image, ArrayRow):
         return Content(image.pixels())
-    if isinstance(image, DatasetRow | TarMember | ParquetRow):
+    if isinstance(image, DatasetRow | TarMember | ParquetRow | RemoteImage):
         return Content(image.encoded())
     if isinstance(image, Encoded):
         IMAGE_FILE.check(len(image.data), image.name)

@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +26,7 @@ from ropaws.pool.content import (
     open_image,
     read_content,
 )
+from ropaws.pool.remote import RemoteImage
 from ropaws.pool.square_cache import Found, SquareCache, Wanted
 from ropaws.pool.whole_images import Whole, squeeze
 
@@ -33,6 +35,7 @@ WHITE = 65535  # of gray images of 16 bits, which Pillow also opens as 32 bits
 STRIP = 1 << 22  # pixels that are converted at a time
 CHUNK = 32  # images a worker takes at a time
 FIRST_SECONDS = 0.3  # of work before workers are started: about what it takes to start them
+AT_ONCE = 16  # images behind addresses that a worker waits for at a time
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -220,8 +223,8 @@ def read_batch(request: ReadRequest, cache: SquareCache | None = None) -> ReadBa
     wholes = np.empty(shape, np.uint8) if request.wanted == "both" else None
     aspects = None if request.wanted == "center" else np.ones(len(request.files), np.float32)
     unreadable: dict[int, str] = {}
-    for row, file in enumerate(request.files):
-        found = read_or_error(file, request.wanted, request.size, cache)
+    read = functools.partial(read_or_error, wanted=request.wanted, size=request.size, cache=cache)
+    for row, found in enumerate(_read_each(read, request.files)):
         if isinstance(found, UnreadableError):
             unreadable[row] = str(found)
             continue
@@ -241,18 +244,28 @@ def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int |
     """
     workers = own_cores() if workers is None else workers
     done, seconds = 0, 0.0
+    step = CHUNK if any(isinstance(item, RemoteImage) for item in items) else 1
     while done < len(items) and (workers < 2 or len(items) - done <= CHUNK or seconds < FIRST_SECONDS):
         begun = time.monotonic()
-        result = function(items[done])
-        done, seconds = done + 1, seconds + time.monotonic() - begun
-        yield result
+        results = list(_read_each(function, items[done : done + step]))
+        seconds += time.monotonic() - begun
+        done += len(results)
+        yield from results
     chunks = (items[start : start + CHUNK] for start in range(done, len(items), CHUNK))
     for results in map_in_workers(functools.partial(_apply, function), chunks, workers=workers):
         yield from results
 
 
 def _apply(function: Callable[[P], R], items: Sequence[P]) -> list[R]:
-    return [function(item) for item in items]
+    return list(_read_each(function, items))
+
+
+def _read_each(function: Callable[[P], R], items: Sequence[P]) -> Iterable[R]:
+    """In order. Images behind addresses are waited for together."""
+    if not any(isinstance(item, RemoteImage) for item in items):
+        return map(function, items)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(function, items))
 
 
 def walk_images(folder: Path) -> Iterable[Path]:

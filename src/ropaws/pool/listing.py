@@ -17,6 +17,15 @@ from ropaws.core.labels import OUT_OF_CLASS_NAME, class_name, is_verdict
 from ropaws.pool.array_files import list_arrays
 from ropaws.pool.content import ImageRef
 from ropaws.pool.decoding import decode_whole, walk_images
+from ropaws.pool.remote import (
+    RemoteImage,
+    address_of,
+    checked_address,
+    inside_of,
+    list_remote,
+    source_name,
+    table_copy,
+)
 from ropaws.pool.saved_datasets import is_dataset, list_dataset
 from ropaws.pool.shards import is_shard, join, list_shard
 
@@ -92,6 +101,7 @@ COLUMNS = {
 PARQUET_ROWS = 256  # that are read at a time
 # The column of tables that `predict` and `explore` write, and what both write into it.
 OUTSIDE, YES, NO = "out_of_class", ("true", "yes", "1"), ("", "false", "no", "0")
+NO_IMAGE = "has no image; known are .jpg .png .webp .bmp .gif .tif .ppm .avif .heic"
 Sources = Path | str | Sequence[Path | str]
 
 
@@ -175,8 +185,8 @@ class Pool:
 
     @property
     def are_files(self) -> bool:
-        """Is every image a file of its own?"""
-        return all(isinstance(image, Path) for image in self.images)
+        """Is every image a file of its own, here or behind an address?"""
+        return all(isinstance(image, Path | RemoteImage) for image in self.images)
 
 
 def _paths(sources: Sources) -> list[Path]:
@@ -207,12 +217,18 @@ def list_tests(source: Path, *, name: str = "--test", may_be_empty: bool = False
             raise FileNotFoundError(f"{name}: {_missing(source)}")
     known = {label for label in pool.labels if label is not None}
     if not known:
-        raise ValueError(f"{name}: {source} has no label; every row's label is empty")
+        raise ValueError(f"{name}: {source_name(source)} has no label; {_without_label(source)}")
     _check_spelling(known, f"{name}: {source}")
     if not any(map(is_verdict, known)):
         return pool
     labels = (OUT_OF_CLASS_NAME if label and is_verdict(label) else label for label in pool.labels)
     return replace(pool, labels=tuple(labels))
+
+
+def _without_label(source: Path) -> str:
+    if inside_of(source) and source.suffix.lower() not in TABLES:
+        return "its images need a folder for each class"
+    return "every row's label is empty"
 
 
 def list_outside(source: Path, name: str) -> Pool:
@@ -241,7 +257,7 @@ def list_unlabeled(source: Path) -> Pool:
     else:
         raise FileNotFoundError(_missing(source))
     if not images:
-        raise ValueError(f"{source} has no image; known are .jpg .png .webp .bmp .gif .tif .ppm .avif .heic")
+        raise ValueError(f"{source} {NO_IMAGE}")
     return Pool(images, (None,) * len(images), notes)
 
 
@@ -284,7 +300,8 @@ class _RealPlaces:
     def of(self, image: ImageRef) -> Hashable:
         """Equal for two images if and only if they are one."""
         if not isinstance(image, Path):
-            return (self._real(str(image[0])), *image[1:])
+            file = str(image[0])
+            return (file if address_of(file) else self._real(file), *image[1:])
         folder, name = os.path.split(image)
         return os.path.realpath(image) if os.path.islink(image) else os.path.join(self._real(folder), name)
 
@@ -305,12 +322,31 @@ def _list_rows(source: Path) -> Pool | None:
     if source.is_dir() and is_dataset(source):
         dataset_rows, labels = list_dataset(source)
         return Pool(tuple(dataset_rows), tuple(labels))
-    return None
+    address = inside_of(source)
+    if address is None or source.suffix.lower() in TABLES:
+        return None
+    return _list_remote(address)
+
+
+def _list_remote(address: str) -> Pool:
+    """Images below an address; the folder that one is in is its label, where it is in one.
+
+    A folder that all are in, as archives have it, is not looked at.
+    """
+    found = list_remote(address)
+    if not found:
+        raise ValueError(f"{address} {NO_IMAGE}")
+    folders = [below.split("/")[:-1] for below, _ in found]
+    depth = 0
+    while len(folders[0]) > depth and len({tuple(parts[: depth + 1]) for parts in folders}) == 1:
+        depth += 1
+    labels = (class_name(parts[depth]) if len(parts) > depth else None for parts in folders)
+    return Pool(tuple(image for _, image in found), tuple(labels))
 
 
 def _shards(source: Path) -> list[Path]:
     """The shards of a source: itself, or all that is in a folder, if that is shards alone."""
-    if source.is_file():
+    if source.is_file() or address_of(source):
         return [source] if is_shard(source) else []
     if not source.is_dir():
         return []
@@ -364,10 +400,19 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
     """Rows of path and label. Paths are relative to the table's folder; an empty label is none. A row
     that is marked as out-of-class has that as its label, whatever else it has.
     """
-    try:
-        check_regular(path, TABLE_FILE)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no table at {path}") from None
+    address = address_of(path)
+    if address is None:
+        try:
+            check_regular(path, TABLE_FILE)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"no table at {path}") from None
+        return _table_of(path, path.parent, path, needs_label)
+    with table_copy(address) as copy:
+        return _table_of(copy, address.rpartition("/")[0], address, needs_label)
+
+
+def _table_of(path: Path, folder: Path | str, shown: Path | str, needs_label: bool) -> Pool:
+    """folder: what paths are relative to; shown: the table as a person knows it."""
     rows: Iterable[Mapping[str, object]]
     wanted = ("path", "label") if needs_label else ("path",)
     if path.suffix.lower() != ".parquet":
@@ -375,30 +420,37 @@ def read_table(path: Path, *, needs_label: bool = True) -> Pool:
         rows = read_csv(path)
     else:
         rows = _read_parquet(path)
-    paths: list[Path] = []
+    paths: list[Path | RemoteImage] = []
     labels: list[str | None] = []
     outside = 0
     found: dict[str, str] = {}
     for row in rows:
-        found = found or _find_columns(row, wanted, path)
-        paths.append(path.parent / str(row[found["path"]]))
+        found = found or _find_columns(row, wanted, shown)
+        paths.append(_place(str(row[found["path"]]), folder))
         cell = row[found["label"]] if needs_label else None
         label = "" if cell is None else class_name(str(cell).strip())
-        if needs_label and _is_outside(row.get(OUTSIDE), path):
+        if needs_label and _is_outside(row.get(OUTSIDE), shown):
             outside, label = outside + 1, OUT_OF_CLASS_NAME
         labels.append(label or None)
     if not paths:
-        raise ValueError(f"{path} has no rows")
-    missing = [place for place in paths if not place.is_file()]
+        raise ValueError(f"{shown} has no rows")
+    missing = [place for place in paths if isinstance(place, Path) and not place.is_file()]
     if missing:
-        raise ValueError(f"{path} names {len(missing)} files that are not there, the first is {missing[0]}")
-    notes = [f"{path}: column {own!r} is read as {ours}" for ours, own in found.items() if own != ours]
+        raise ValueError(f"{shown} names {len(missing)} files that are not there, the first is {missing[0]}")
+    notes = [f"{shown}: column {own!r} is read as {ours}" for ours, own in found.items() if own != ours]
     if outside:
-        notes.append(f"{path}: {outside:,} rows are marked as {OUTSIDE}: they belong to no class")
+        notes.append(f"{shown}: {outside:,} rows are marked as {OUTSIDE}: they belong to no class")
     return Pool(tuple(paths), tuple(labels), tuple(notes))
 
 
-def _find_columns(row: Mapping[str, object], wanted: Iterable[str], path: Path) -> dict[str, str]:
+def _place(cell: str, folder: Path | str) -> Path | RemoteImage:
+    """What a cell names: an address, or a path below the folder of its table."""
+    if "://" in cell:
+        return RemoteImage(checked_address(cell))
+    return folder / cell if isinstance(folder, Path) else RemoteImage(f"{folder}/{cell}")
+
+
+def _find_columns(row: Mapping[str, object], wanted: Iterable[str], path: Path | str) -> dict[str, str]:
     """The column of a table for each that is wanted, by our name for it or one that other tools use."""
     found = {}
     for ours in wanted:
@@ -418,7 +470,7 @@ def _find_columns(row: Mapping[str, object], wanted: Iterable[str], path: Path) 
     return found
 
 
-def _is_outside(value: object, path: Path) -> bool:
+def _is_outside(value: object, path: Path | str) -> bool:
     text = "" if value is None else str(value).strip().casefold()
     if text not in (*YES, *NO):
         raise ValueError(f"{path}: {OUTSIDE} must be True or False, yes or empty, got {value!r:.80}")

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from ropaws.core.files import IMAGE_FILE, JSON_FILE, PARSED, check_regular, is_image_file, open_regular
+from ropaws.core.files import IMAGE_FILE, JSON_FILE, PARSED, check_regular, is_image_file
 from ropaws.core.labels import class_name
 from ropaws.pool.array_files import label_name
+from ropaws.pool.remote import absolute_source, address_of, open_source, source_name
 
 LABEL_FILE = 4096  # bytes of a .cls member that are looked at
 LABELS = ("label", "class", "category", "target")  # in the .json member of a sample, and columns of parquet
@@ -28,7 +29,7 @@ class TarMember(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        return f"{self.file}#{self.name}"
+        return f"{source_name(self.file)}#{self.name}"
 
     def encoded(self) -> bytes:
         """The image as it is stored."""
@@ -43,7 +44,7 @@ class ParquetRow(NamedTuple):
     row: int
 
     def __str__(self) -> str:
-        return f"{self.file}#{self.row}"
+        return f"{source_name(self.file)}#{self.row}"
 
     def encoded(self) -> bytes:
         """The image as it is stored."""
@@ -66,7 +67,7 @@ class Listed(NamedTuple):
 def is_shard(path: Path) -> bool:
     """Does a file hold many images: a tar file, or a parquet file with image bytes?"""
     ending = path.suffix.lower()
-    return ending == ".tar" or (ending == ".parquet" and path.is_file() and image_column(path) is not None)
+    return ending == ".tar" or (ending == ".parquet" and _is_there(path) and image_column(path) is not None)
 
 
 def list_shard(path: Path) -> Listed:
@@ -81,8 +82,7 @@ def list_tar(path: Path) -> Listed:
     Raises:
         ValueError: It is not an uncompressed tar file.
     """
-    path = path.absolute()
-    check_regular(path, None)
+    path = absolute_source(path)
     images: dict[str, TarMember] = {}
     labels: dict[str, str] = {}
     left_out = {"links or devices": 0, "images whose key stands twice": 0}
@@ -110,7 +110,7 @@ def list_tar(path: Path) -> Listed:
 
 
 def _members(path: Path) -> Iterator[tarfile.TarInfo]:
-    with tarfile.open(path, "r:") as archive:
+    with open_source(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         while (member := archive.next()) is not None:
             yield member
             archive.members = []  # type: ignore[attr-defined]  # the library would keep millions of them
@@ -134,7 +134,7 @@ def _label_of(path: Path, key: str, ending: str, member: tarfile.TarInfo) -> dic
 
 def _bytes_at(path: Path, offset: int, size: int) -> bytes:
     IMAGE_FILE.check(size, path)
-    with open_regular(path, None) as file:
+    with open_source(path) as file:
         file.seek(offset)
         data = file.read(size)
     if len(data) < size:
@@ -146,8 +146,8 @@ def image_column(path: Path) -> str | None:
     """The column of image bytes of a parquet file, as Hugging Face writes it; None for a table of paths."""
     pyarrow = _pyarrow(path)
     try:
-        check_regular(path, None)
-        schema = pyarrow.parquet.read_schema(path)
+        with open_source(path) as file:
+            schema = pyarrow.parquet.read_schema(file)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a readable table ({error!s:.200}); write it again") from None
     for field in schema:
@@ -161,9 +161,8 @@ def image_column(path: Path) -> str | None:
 
 def list_parquet(path: Path, column: str) -> Listed:
     """The images of a parquet file in its order, with its labels. Bytes are read when they are asked for."""
-    path = path.absolute()
-    pyarrow = _pyarrow(path)
-    with pyarrow.parquet.ParquetFile(path) as file:
+    path = absolute_source(path)
+    with _parquet(path) as file:
         count = file.metadata.num_rows
         label = next((name for name in LABELS if name in file.schema_arrow.names), None)
         values = [] if label is None else file.read(columns=[label]).column(label).to_pylist()
@@ -184,14 +183,14 @@ def _class_names(metadata: Mapping[bytes, bytes], label: str | None) -> list[str
 @functools.lru_cache(maxsize=64)
 def _starts(path: Path, _modified: int) -> tuple[int, ...]:
     """The first row of each row group, and the number of rows."""
-    with _pyarrow(path).parquet.ParquetFile(path) as file:
+    with _parquet(path) as file:
         counts = [file.metadata.row_group(k).num_rows for k in range(file.metadata.num_row_groups)]
     return tuple(sum(counts[:k]) for k in range(len(counts) + 1))
 
 
 def _row_group(path: Path, column: str, row: int) -> tuple[int, Any]:
     """The row group of a row: its first row, and the column. Rows are asked for in order, so one is kept."""
-    modified = check_regular(path, None).st_mtime_ns
+    modified = 0 if address_of(path) else check_regular(path, None).st_mtime_ns
     starts = _starts(path, modified)
     group = next(k for k in reversed(range(len(starts) - 1)) if starts[k] <= row)
     return starts[group], _read_group(path, modified, column, group)
@@ -199,9 +198,19 @@ def _row_group(path: Path, column: str, row: int) -> tuple[int, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _read_group(path: Path, _modified: int, column: str, group: int) -> Any:
-    with _pyarrow(path).parquet.ParquetFile(path) as file:
+    with _parquet(path) as file:
         PARSED.check(file.metadata.row_group(group).total_byte_size, f"row group {group} of {path}")
         return file.read_row_group(group, columns=[column]).column(column).combine_chunks()
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    with open_source(path) as stream, _pyarrow(path).parquet.ParquetFile(stream) as file:
+        yield file
+
+
+def _is_there(path: Path) -> bool:
+    return address_of(path) is not None or path.is_file()
 
 
 def _pyarrow(path: Path) -> Any:

@@ -24,6 +24,7 @@ from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.frozen_features import Embedding
 from ropaws.methods import Method, RoPAWS, method_class, method_name
 from ropaws.pool.augment import AugmentConfig, Normalization
+from ropaws.pool.remote import absolute_source, source_name
 from ropaws.pool.sources import DataConfig
 from ropaws.training.optim import OptimConfig
 from ropaws.training.trackers import TrackerName
@@ -139,7 +140,7 @@ def _absolute(section: Any) -> Any:
 
 def _absolute_path(value: Any, *, is_source: bool) -> Any:
     if isinstance(value, Path):
-        return value if value == PRETRAINED else value.absolute()
+        return value if value == PRETRAINED else absolute_source(value)
     return str(Path(value).absolute()) if is_source and value.endswith(".npz") else value
 
 
@@ -208,7 +209,7 @@ def _plain(value: object) -> object:
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return source_name(value) if isinstance(value, Path) else value
 
 
 def from_json(values: object) -> RunConfig:

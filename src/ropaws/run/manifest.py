@@ -28,6 +28,7 @@ from ropaws.core.run_layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT,
 from ropaws.embedding.weight_files import save_tensors
 from ropaws.pool.augment import Normalization
 from ropaws.pool.corpus import Corpus, Images, pixels_of
+from ropaws.pool.remote import address_of
 from ropaws.pool.sources import DataConfig
 from ropaws.pool.splits import Labeled, write_split
 from ropaws.pool.streaming import ImageStack
@@ -250,7 +251,7 @@ def check_sources(run: Path, data: DataConfig) -> None:
     sources += [("out_of_class", path) for path in data.out_of_class]
     sources += [("extra", Path(name)) for name in data.extra if name.endswith(".npz")]
     for name, path in sources:
-        if path is not None and not path.exists():
+        if path is not None and not (address_of(path) or path.exists()):
             raise FileNotFoundError(
                 f"{run} was trained on {path}, which is not there; put it back, or change data.{name} in"
                 f" {run / CONFIG} to where it is now"

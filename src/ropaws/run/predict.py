@@ -43,6 +43,7 @@ from ropaws.pool.datasets.feature_file import (
 )
 from ropaws.pool.decoding import read_square, read_squares, square_of
 from ropaws.pool.listing import list_unlabeled
+from ropaws.pool.remote import RemoteImage
 from ropaws.pool.streaming import stack_squares
 from ropaws.run.run import Run, open_run
 
@@ -444,7 +445,7 @@ def _of_files(predictor: Predictor, files: Sequence[ImageRef]) -> list[Predictio
         if item is not None:
             found.append(item)
     pairs = zip(found, files, strict=True)
-    return [item if isinstance(file, Path) else item._replace(path="") for item, file in pairs]
+    return [item if isinstance(file, Path | RemoteImage) else item._replace(path="") for item, file in pairs]
 
 
 def feature_table(source: ImageSource) -> FeatureTable | None:
