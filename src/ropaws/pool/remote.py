@@ -20,7 +20,7 @@ T = TypeVar("T")
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+")  # one letter is a drive
 LOCAL = ("file", "local")
 SECRET = re.compile(r"://[^/@]*:[^/@]*@|[?&]([a-z-]*signature|sig|[a-z_]*token)=", re.I)
-HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")  # what systems put into folders and archives
+SYSTEM_FILES = re.compile(r"(^|/)(\.|__MACOSX/)")  # what systems put into folders and archives
 PAUSES = (0.5, 2.0)  # seconds before a read that failed is tried again
 
 
@@ -106,7 +106,7 @@ def list_remote(address: str) -> list[tuple[str, RemoteImage]]:
     images = []
     for place in filter(is_image_file, found):
         below = place[len(root) :].lstrip("/")
-        if not HIDDEN.search(below):
+        if not SYSTEM_FILES.search(below):
             images.append((below, RemoteImage(f"{system.unstrip_protocol(place)}{outer}")))
     return images
 
