@@ -1,5 +1,6 @@
 """Named pretrained networks: their input, their weight files, what is at hand. Nothing is downloaded."""
 
+import hashlib
 import json
 import types
 from pathlib import Path
@@ -20,7 +21,7 @@ from ropaws.embedding.convnets import resnet18
 from ropaws.embedding.efficientnet_lite import INTERPOLATION, NORMALIZATION
 from ropaws.embedding.feature_check import useless_features
 from ropaws.embedding.pretrained import NETWORKS, check_view_size, known_name, weights_input
-from ropaws.embedding.timm_backbone import TimmBackbone, import_timm
+from ropaws.embedding.timm_backbone import HUB_SECONDS, TimmBackbone, check_download, import_timm
 from ropaws.run.auto_config import fit_settings
 from tests.photos import fails, make_photos
 
@@ -57,6 +58,7 @@ def tiny_vit(monkeypatch):
     monkeypatch.setitem(registry._model_pretrained_cfgs, TINY, config)
     monkeypatch.setitem(NETWORKS, "tiny-dino", pretrained.Network(TINY, "MIT", 1, 48, 28, 56))
     monkeypatch.setattr("ropaws.embedding.backbones.check_timm_name", lambda _name: None)
+    monkeypatch.setattr("ropaws.embedding.timm_backbone.check_hub", lambda _name: None)
     torch.manual_seed(0)
     return vit_tiny_patch14_dinov2(num_classes=0, dynamic_img_size=True).eval()
 
@@ -162,6 +164,35 @@ def test_weights_at_hand_are_loaded_without_a_look_at_the_network(tiny_vit, tmp_
     config = ModelConfig(backbone="tiny-dino", init=Path("pretrained"))
     load_init(build_encoder(config, channels=3), config, channels=3)
     assert asked[-1]["pretrained_cfg_overlay"] == {"file": str(tmp_path / "w.safetensors")}
+
+
+@needs_timm
+def test_a_download_whose_checksum_differs_is_not_used(tmp_path):
+    content = b"weights"
+    blob = tmp_path / hashlib.sha256(content).hexdigest()
+    blob.write_bytes(content)
+    (tmp_path / "model.safetensors").symlink_to(blob)
+    check_download(tmp_path / "model.safetensors")
+    blob.write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"is not the published file: its SHA-256 is .* remove it"):
+        TimmBackbone(TINY, 3, pretrained=True, file=tmp_path / "model.safetensors")
+
+
+@needs_timm
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
+    def head(_address, timeout):
+        asked.append(timeout)
+        raise OSError("no route to the hub")
+
+    asked = []
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: types.SimpleNamespace(head=head))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_names: None)
+    monkeypatch.setattr(
+        "ropaws.embedding.timm_backbone._create", lambda *_names, **_options: pytest.fail("tries again")
+    )
+    with pytest.raises(ValueError, match=r"\(no route to the hub\); connect once and run"):
+        TimmBackbone(NETWORKS["dinov2-small"].timm, 3, pretrained=True)
+    assert asked == [HUB_SECONDS]
 
 
 def test_sizes_that_patches_do_not_divide_are_refused_with_those_that_fit(tmp_path):

@@ -1,7 +1,9 @@
 """Backbones of timm, through the extra `pretrained`."""
 
 import contextlib
+import hashlib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ def declare_missing_operators() -> None:
 
 
 TIMM = "timm:"
+HUB_SECONDS = 5  # that the hub has to answer before a download
 
 
 PATCH_MEANS = ("dinov2", "dinov3")  # families whose patches say more than the class token alone
@@ -54,7 +57,11 @@ class TimmBackbone(nn.Module):
         super().__init__()
         self.name = name
         options = {} if file is None else {"pretrained_cfg_overlay": {"file": str(file)}}
+        if file is not None:
+            check_download(file)
         try:
+            if pretrained and file is None:
+                check_hub(name)
             self.body = _create(name, pretrained=pretrained, num_classes=0, in_chans=channels, **options)
         except Exception as error:
             if not pretrained or isinstance(error, ValueError | ImportError):
@@ -84,6 +91,33 @@ class TimmBackbone(nn.Module):
                 " size of views"
             ) from error
         return torch.cat([tokens[:, 0], tokens[:, self.skipped :].mean(dim=1)], dim=1)
+
+
+def check_hub(name: str) -> None:
+    """Raise an error at once if weights must be downloaded and the hub does not answer.
+
+    huggingface_hub would try again for most of a minute.
+    """
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+    repository = getattr(import_timm().get_pretrained_cfg(name), "hf_hub_id", None)
+    if not repository or isinstance(try_to_load_from_cache(repository, "model.safetensors"), str):
+        return
+    get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+
+
+def check_download(file: Path) -> None:
+    """Raise an error if a file in the hub's cache is not the published one: it is named by its SHA-256."""
+    published = file.resolve().name
+    if not re.fullmatch(r"[0-9a-f]{64}", published):
+        return
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != published:
+        raise ValueError(
+            f"model.init=pretrained: {file} is not the published file: its SHA-256 is {found[:12]}..., not"
+            f" {published[:12]}...; remove it and run `ropaws backbones get NAME`"
+        )
 
 
 def official_names(body: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor] | None:
