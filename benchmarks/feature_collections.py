@@ -1,6 +1,7 @@
 """Collections of images and texts as features, each computed once and kept in a file.
 
 python benchmarks/feature_collections.py --data FOLDER --work FOLDER [--only cifar10 solar ...]
+    [--backbone dinov2-small --init FILE --views 0]
 
 FOLDER of --data has cifar10.npz, cifar100.npz, tinyimagenet32.npz and svhn.npz (train_images, train_labels,
 and test_images, test_labels; 32 px; svhn.npz holds crops rebuilt from the full-number images). The garments
@@ -25,10 +26,26 @@ import ropaws
 from ropaws.pool.datasets.mixes import embedded_truth
 from ropaws.pool.sources import DataConfig, load_corpus
 
-VIEWS = 4  # random views of a training image
 CIFAR10_PER_CLASS = 500
 TINY_TESTS = 1000  # Tiny-ImageNet's file has no test images: so many of its images are kept apart
 Array = NDArray[Any]
+
+
+class Network(NamedTuple):
+    """What turns images into features."""
+
+    backbone: str = "efficientnet-lite0"
+    init: Path | str = "pretrained"
+    views: int = 4  # random views of a training image
+
+    @classmethod
+    def add_options(cls, parser: argparse.ArgumentParser) -> None:
+        for name, value in cls._field_defaults.items():
+            parser.add_argument(f"--{name}", type=type(value), default=value)
+
+    @classmethod
+    def chosen(cls, options: argparse.Namespace) -> "Network":
+        return cls(options.backbone, options.init, options.views)
 
 
 class Collection(NamedTuple):
@@ -50,14 +67,17 @@ class Images(NamedTuple):
     test_labels: Array
 
 
-def collection(name: str, data: Path | None, work: Path) -> Collection:
+LITE0 = Network()
+
+
+def collection(name: str, data: Path | None, work: Path, network: Network = LITE0) -> Collection:
     """From the file of an earlier call, else computed."""
     if name == "digits":
         return _digits()
     path = work / f"{name}.npz"
     if not path.exists():
         work.mkdir(parents=True, exist_ok=True)
-        found = _texts(work) if name == "texts" else _embedded(name, SOURCES[name](data, work), work)
+        found = _texts(work) if name == "texts" else _embedded(name, SOURCES[name](data, work), work, network)
         temporary = path.with_suffix(".tmp.npz")
         np.savez(temporary, **{key: value for key, value in found._asdict().items() if value is not None})
         temporary.replace(path)
@@ -65,20 +85,20 @@ def collection(name: str, data: Path | None, work: Path) -> Collection:
         return Collection(*(arrays.get(key) for key in Collection._fields))
 
 
-def _embedded(name: str, images: Images, work: Path) -> Collection:
-    """By EfficientNet-Lite0, with the views and the size that `ropaws train` would choose."""
-    train = ropaws.embed(_source(images.images, work, f"{name}-train"), views=VIEWS, cache=work / "cache")
-    test = ropaws.embed(
-        _source(images.test_images, work, f"{name}-test"),
-        views=0,
-        size=train.facts["size"],
-        cache=work / "cache",
-    )
+def _embedded(name: str, images: Images, work: Path, network: Network) -> Collection:
+    """By a pretrained network, with the views and the size that `ropaws train` would choose."""
+    options: dict[str, Any] = {
+        "backbone": network.backbone,
+        "init": network.init,
+        "cache": work / "cache",
+    }
+    train = ropaws.embed(_source(images.images, work, f"{name}-train"), views=network.views, **options)
+    test_source = _source(images.test_images, work, f"{name}-test")
+    test = ropaws.embed(test_source, views=0, size=train.facts["size"], **options)
     assert len(train) == len(images.labels), f"{name}: {len(train)} features, {len(images.labels)} labels"
     assert len(test) == len(images.test_labels)
-    return Collection(
-        train.features, train.views.astype(np.float16), images.labels, test.features, images.test_labels
-    )
+    views = None if train.views is None else train.views.astype(np.float16)
+    return Collection(train.features, views, images.labels, test.features, images.test_labels)
 
 
 def _source(images: Any, work: Path, name: str) -> list[Path]:
@@ -246,7 +266,8 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/features"))
     parser.add_argument("--only", nargs="+", choices=COLLECTIONS, default=COLLECTIONS)
+    Network.add_options(parser)
     options = parser.parse_args()
     for each in options.only:
-        made = collection(each, options.data, options.work)
+        made = collection(each, options.data, options.work, Network.chosen(options))
         print(f"{each}: {len(made.features):,} + {len(made.test_features):,} x {made.features.shape[1]}")

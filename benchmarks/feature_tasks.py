@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from feature_collections import Array, Collection, collection
+from feature_collections import LITE0, Array, Collection, Network, collection
 
 LABELS = (1, 4, 25)  # per class
 OUT = -1  # of no class
@@ -78,9 +78,11 @@ TRIALS: dict[str, Task] = {
 }
 
 
-def load(task: Task, data: Path | None, work: Path) -> Data:
+def load(task: Task, data: Path | None, work: Path, network: Network = LITE0) -> Data:
     """Read its collections, which are computed where they are not there yet."""
-    parts = [(part, collection(part.collection, data, work)) for part in (task.inside, *task.outside)]
+    parts = [
+        (part, collection(part.collection, data, work, network)) for part in (task.inside, *task.outside)
+    ]
     wanted = [_classes(part, found) for part, found in parts]
     train = [
         _rows(found.labels, classes, part.per_class, part.most)

@@ -1,16 +1,19 @@
 """RoPAWSClassifier against what people use on features: few labels, pools with and without other images.
 
 python benchmarks/features.py --data FOLDER [--work FOLDER] [--only NAME ...] [--methods NAME ...]
+    [--backbone dinov2-small --init FILE --views 0 --draws 3]
 
 Ten settings (feature_tasks.py) with 1, 4 and 25 labels per class, five draws of the labels each, on features
 that feature_collections.py computes once. Every cell is a file below --work, so the benchmark can be
 interrupted, and shared among processes (--share 1/2 and 2/2). Runs on one thread. When all cells are there it
-writes results/features.json.
+writes results/features.json; on another backbone, which needs a --work of its own, the settings with images
+into results/features_BACKBONE.json.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
 import time
 import warnings
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from feature_collections import LITE0, SOURCES, Network
 from feature_rivals import METHODS, OURS, Answer, Problem, problem
 from feature_tasks import LABELS, TABLE, Data, load
 from timing import write_results
@@ -58,7 +62,7 @@ def figures(answer: Answer, truth: np.ndarray) -> dict[str, Any]:
 def run_cells(options: argparse.Namespace) -> None:
     part, of = map(int, options.share.split("/"))
     # Draws last: a benchmark that is stopped early has all settings with fewer draws.
-    cells = [(n, k, s) for s in range(DRAWS) for n in options.only for k in LABELS]
+    cells = [(n, k, s) for s in range(options.draws) for n in options.only for k in LABELS]
     tasks: dict[str, Data] = {}
     for name, labels, seed in cells[part - 1 :: of]:
         path = cell_file(options.work, name, labels, seed)
@@ -67,7 +71,7 @@ def run_cells(options: argparse.Namespace) -> None:
         if not missing:
             continue
         if name not in tasks:
-            tasks[name] = load(TABLE[name], options.data, options.work)
+            tasks[name] = load(TABLE[name], options.data, options.work, Network.chosen(options))
         p = problem(tasks[name], labels, seed)
         for method in missing:
             done[method] = measure(method, p)
@@ -85,12 +89,12 @@ def _line(done: dict[str, Any]) -> str:
     return ", ".join(f"{method} {found['accuracy']:.1f}" for method, found in done.items())
 
 
-def summarize(work: Path) -> dict[str, Any] | None:
-    """All rows of the table; None while a cell is missing."""
+def summarize(work: Path, names: list[str], count: int) -> dict[str, Any] | None:
+    """All rows of the table, means of so many draws; None while a cell is missing."""
     rows = {}
-    for name in TABLE:
+    for name in names:
         for labels in LABELS:
-            paths = [cell_file(work, name, labels, seed) for seed in range(DRAWS)]
+            paths = [cell_file(work, name, labels, seed) for seed in range(count)]
             if not all(path.exists() for path in paths):
                 return None
             draws = [json.loads(path.read_text()) for path in paths]
@@ -109,7 +113,7 @@ def row(draws: list[dict[str, Any]]) -> dict[str, Any]:
             values = [draw[method][figure] for draw in draws if figure in draw[method]]
             if values:
                 found[figure] = round(statistics.fmean(values), 2)
-                found[f"{figure}_deviation"] = round(statistics.stdev(values), 2)
+                found[f"{figure}_deviation"] = round(statistics.stdev(values) if len(values) > 1 else 0.0, 2)
         methods[method] = found
     best = {}
     for figure in ("accuracy", "auroc"):
@@ -131,12 +135,23 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=TABLE, default=list(TABLE), metavar="NAME")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
     parser.add_argument("--share", default="1/1")
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    Network.add_options(parser)
     options = parser.parse_args()
+    if (own := options.backbone != LITE0.backbone) and options.only == list(TABLE):
+        options.only = [name for name, task in TABLE.items() if task.inside.collection in SOURCES]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # graphs that do not converge, regressions that separate perfectly
     run_cells(options)
-    if (rows := summarize(options.work)) is not None:
-        write_results("features", {"draws": DRAWS, "rows": rows})
+    if (rows := summarize(options.work, options.only, options.draws)) is not None:
+        made = {"draws": options.draws, "views": options.views, "commit": _commit(), "rows": rows}
+        write_results(f"features_{options.backbone}" if own else "features", made)
+
+
+def _commit() -> str:
+    """Of the code that was measured."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":
