@@ -4,6 +4,7 @@ import hashlib
 import json
 import types
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_a_run_on_a_named_network_predicts_without_its_weight_file(tiny_vit, tmp
 def test_a_refused_download_is_one_line_with_both_ways_out(tiny_vit, tmp_path, capsys):
     photos = make_photos(tmp_path)
     line = fails(capsys, "embed", photos / "pool", "--backbone", "tiny-dino", "--out", tmp_path / "f.npz")
-    assert "(the hub cannot be reached); connect once and run `ropaws backbones get NAME`" in line
+    assert "(the hub cannot be reached more lines); connect once and run `ropaws backbones get NAME`" in line
     assert "--init FILE" in line
     assert "\n" not in line
     assert "the hub cannot be reached" in fails(capsys, "backbones", "get", "tiny-dino")
@@ -193,6 +194,41 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     with pytest.raises(ValueError, match=r"\(no route to the hub\); connect once and run"):
         TimmBackbone(NETWORKS["dinov2-small"].timm, 3, pretrained=True)
     assert asked == [HUB_SECONDS]
+
+
+@needs_timm
+def test_what_the_hub_refuses_is_one_line_with_the_way_out(monkeypatch):
+    from huggingface_hub.errors import GatedRepoError
+
+    long = "403 Client Error.\n\nCannot access gated repo for url https://hub/x." + 900 * "z"
+    gated = GatedRepoError.__new__(GatedRepoError)
+    Exception.__init__(gated, long)
+    monkeypatch.setattr("ropaws.embedding.timm_backbone.check_hub", lambda _name: None)
+    for refusal, way_out in (
+        (gated, r"\(403 Client Error. Cannot access gated repo .*\.\.\.\); see https://huggingface.co/timm"),
+        (PermissionError(13, "Permission denied", "/cache/hub"), r"/cache/hub'\); set HF_HOME to a folder"),
+        (OSError("timed out"), r"\(timed out\); connect once and run `ropaws backbones get"),
+    ):
+        create = mock.Mock(side_effect=refusal)
+        monkeypatch.setattr("ropaws.embedding.timm_backbone._create", create)
+        with pytest.raises(ValueError, match=way_out) as caught:
+            TimmBackbone(TINY, 3, pretrained=True)
+        assert "\n" not in str(caught.value)
+        assert str(caught.value).endswith("or give a weight file: --init FILE")
+
+
+@needs_timm
+def test_half_a_download_is_not_at_hand(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / f"models--timm--{NETWORKS['tiny-vit'].timm}"
+    for part in ("blobs", "refs", "snapshots/abc"):
+        (folder / part).mkdir(parents=True)
+    (folder / "refs/main").write_text("abc")
+    (folder / "blobs/0123.incomplete").write_bytes(b"half")
+    assert pretrained.weights_at_hand("tiny-vit") is None
+    (folder / "blobs/0123").write_bytes(b"whole")
+    (folder / "snapshots/abc/model.safetensors").symlink_to(folder / "blobs/0123")
+    assert pretrained.weights_at_hand("tiny-vit") is not None
 
 
 def test_sizes_that_patches_do_not_divide_are_refused_with_those_that_fit(tmp_path):

@@ -36,6 +36,7 @@ def declare_missing_operators() -> None:
 
 
 TIMM = "timm:"
+MOST_REASON = 200  # characters of an error of the hub
 HUB_SECONDS = 5  # that the hub has to answer before a download
 
 
@@ -66,11 +67,7 @@ class TimmBackbone(nn.Module):
         except Exception as error:
             if not pretrained or isinstance(error, ValueError | ImportError):
                 raise
-            reason = str(error).strip().splitlines() or [type(error).__name__]
-            raise ValueError(
-                f"model.init=pretrained: timm gave no weights of {name} ({reason[0]}); connect once and run"
-                " `ropaws backbones get NAME`, or give a weight file: --init FILE"
-            ) from error
+            raise ValueError(_no_weights(name, error)) from error
         # What comes out without a classifier; some models widen their features once more before it.
         self.features = int(getattr(self.body, "head_hidden_size", None) or self.body.num_features)
         self.skipped = int(getattr(self.body, "num_prefix_tokens", 0) or 0)  # class token and registers
@@ -91,6 +88,24 @@ class TimmBackbone(nn.Module):
                 " size of views"
             ) from error
         return torch.cat([tokens[:, 0], tokens[:, self.skipped :].mean(dim=1)], dim=1)
+
+
+def _no_weights(name: str, error: Exception) -> str:
+    """timm's reason in one line, and the ways out."""
+    from huggingface_hub.errors import RepositoryNotFoundError  # of gated ones too
+
+    reason = " ".join(str(error).split()) or type(error).__name__
+    remedy = "connect once and run `ropaws backbones get NAME`"
+    if isinstance(error, PermissionError):
+        remedy = "set HF_HOME to a folder that can be written to"
+    elif isinstance(error, RepositoryNotFoundError):
+        remedy = f"see https://huggingface.co/timm/{name}, where it may be gated or have another name"
+    if len(reason) > MOST_REASON:
+        reason = f"{reason[:MOST_REASON]}..."
+    return (
+        f"model.init=pretrained: timm gave no weights of {name} ({reason}); {remedy}, or give a weight file:"
+        " --init FILE"
+    )
 
 
 def check_hub(name: str) -> None:
