@@ -1,5 +1,6 @@
 """The grid of the page: which images, in which order, a page at a time."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from ropaws.insight.label_errors import SuspectedError
 
 NEAREST = 6  # labeled images beside an image
 TOP = 5  # probabilities that are shown
+LEAST_TYPICAL = 5  # images that make a class of a group
 VIEWS = (
     *("all", "suggested", "unlabeled", "labeled", "out-of-class", "label-errors", "duplicates"),
     *("new-class", "audit", "skipped"),
@@ -229,13 +231,18 @@ def _nearest(session: Session, number: int) -> list[dict[str, Any]]:
 
 
 def new_class_list(session: Session) -> list[dict[str, Any]]:
-    """Clusters of likely out-of-class images that have no answer yet, the largest first."""
+    """Groups of likely out-of-class images that have no answer yet, the largest first.
+
+    typical: the images that make a class of a group, as many as the class with the most labels has
+    """
     with session.lock:
+        counts = Counter(session.codes[session.codes >= 0].tolist())
+        count = max(LEAST_TYPICAL, *counts.values()) if counts else LEAST_TYPICAL
         found = []
         for number in range(len(session.fitted.groups)):
             members = _cluster(session, number)
             if members:
-                found.append({"cluster": number, "size": len(members), "examples": members[:8]})
+                found.append({"cluster": number, "size": len(members), "typical": members[:count]})
         return sorted(found, key=lambda each: -each["size"])
 
 

@@ -47,6 +47,7 @@ class Fitted:
     in_class: NDArray[np.float32]  # (n,) probability of belonging to any class
     threshold: float = BORDER
     share: Share | None = None
+    frequencies: dict[int, Share] = field(default_factory=dict)  # of classes in the in-class part, by id
     suggestions: Sequence[Suggestion] = ()
     groups: Sequence[NewClass] = ()
     suspects: dict[int, SuspectedError] = field(default_factory=dict)  # by image, the most suspect first
@@ -120,11 +121,20 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
         probs.numpy().astype(np.float32),
         in_class.numpy().astype(np.float32),
         share=model.share,
+        frequencies=_frequencies(model, answered.classes),
         suggestions=suggestions,
         groups=groups,
         suspects=find_suspects(points, answered),
         seconds=time.perf_counter() - began,
     )
+
+
+def _frequencies(model: OpenSetClassifier, classes: Sequence[int]) -> dict[int, Share]:
+    """How frequent each class is; nothing where they are taken for equally frequent."""
+    if (prior := model.class_prior) is None:
+        return {}
+    ends = zip(*(part.tolist() for part in prior), strict=True)
+    return {number: Share(*shares) for number, shares in zip(classes, ends, strict=True)}
 
 
 def find_suspects(points: Tensor, answered: Answered) -> dict[int, SuspectedError]:

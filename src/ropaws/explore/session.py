@@ -543,7 +543,16 @@ class Session:
             else None,
             "audit_offer": {"images": AUDIT, "within": _points(audit_half_width(AUDIT, expected))},
             "expected_in_class": sum(likely) if self.fitted.classes and likely else None,
+            "frequencies": self._frequencies(),
         }
+
+    def _frequencies(self) -> list[dict[str, Any]]:
+        """Of the classes, estimated, the largest first; none once a class is gone, until the refit."""
+        found, names = self.fitted.frequencies, self.answers.classes
+        if not found.keys() <= names.keys():
+            return []
+        ranked = sorted(found.items(), key=lambda pair: -pair[1].estimate)
+        return [{"id": number, "name": names[number], **share._asdict()} for number, share in ranked]
 
     def columns(self) -> tuple[bytes, str]:
         """What the map needs of every image, and the version of it."""

@@ -19,6 +19,7 @@ DIMS = 24  # main directions in which out-of-class rows are compared
 TREE = 4000  # rows that are joined to a tree, at most: its time is quadratic
 LEAST = 10  # rows that a new class needs
 VARIED = 0.1  # by which kinds may be wider or narrower than the classes
+RANDOM_STARTS = 5  # of k-means, beside that from Ward's tree
 TRIED = 9  # numbers of kinds whose clusters are compared
 
 
@@ -93,7 +94,7 @@ def new_classes(
     if groups is None:
         fewest, most = yardstick(features, labels, in_class, probs, outside, seed=seed)
         groups = tree.best(fewest, most)
-    clusters = tree.means(groups)
+    clusters = tree.means(groups, seed=seed)
     typicality = _typicality(points, clusters)
     found = []
     for number in range(len(clusters.centers)):
@@ -128,6 +129,8 @@ def yardstick(
     wide.fit(points[some].double().numpy(), sample_weight=weights[some].numpy())
     loose = float(wide.inertia_) / max(float(weights[some].sum()), 1e-12)
     tight = known.spread(count)
+    if tree.spread(1) <= tight * (1 + VARIED):
+        return 1, 1
     return tree.kinds(max(loose, tight) * (1 + VARIED)), tree.kinds(min(loose, tight) * (1 - VARIED))
 
 
@@ -155,9 +158,15 @@ class Tree:
             branch = fcluster(self.joined, count, "maxclust") - 1
         return np.stack([self.sample[branch == number].mean(axis=0) for number in range(branch.max() + 1)])
 
-    def means(self, count: int) -> Clusters:
-        """At most so many clusters."""
-        return _around(self.points, torch.from_numpy(self._fit(count).cluster_centers_).to(self.points))
+    def means(self, count: int, *, seed: int = 0) -> Clusters:
+        """At most so many clusters: the tightest of those from the branches, and of some from random rows."""
+        from sklearn.cluster import KMeans
+
+        found = self._fit(count)
+        if len(found.cluster_centers_) == count:
+            drawn = KMeans(count, n_init=RANDOM_STARTS, max_iter=ROUNDS, random_state=seed).fit(self.some)
+            found = min(found, drawn, key=lambda fitted: float(fitted.inertia_))
+        return _around(self.points, torch.from_numpy(found.cluster_centers_).to(self.points))
 
     def spread(self, count: int) -> float:
         """Mean squared distance to the nearest of so many centers: SS / (n - k)."""
@@ -177,18 +186,24 @@ class Tree:
 
     def best(self, fewest: int, most: int) -> int:
         """The number of clusters that are the farthest apart for their size, by their silhouette."""
-        from sklearn.metrics import silhouette_score
-
         if most < 2:
             return 1
-        tried = np.unique(np.geomspace(max(2, fewest), most, TRIED).round().astype(int)).tolist()
-        member = {count: self._fit(count).predict(self.sample) for count in tried}
-        apart = {
-            count: float(silhouette_score(self.sample, found))
-            for count, found in member.items()
-            if 1 < len(np.unique(found)) < len(found)
-        }
-        return max(apart, key=lambda count: apart[count], default=1)
+        apart: dict[int, float] = {}
+        low, high = max(2, fewest), most
+        while True:  # a coarse search, then finer ones around the best
+            tried = np.unique(np.geomspace(low, high, TRIED).round().astype(int)).tolist()
+            apart |= {count: self._apart(count) for count in tried if count not in apart}
+            place = tried.index(max(tried, key=lambda count: apart[count]))
+            if high - low < TRIED:
+                return max(apart, key=lambda count: apart[count])
+            low, high = tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
+
+    def _apart(self, count: int) -> float:
+        from sklearn.metrics import silhouette_score
+
+        found = self._fit(count).predict(self.sample)
+        clusters = len(np.unique(found))
+        return float(silhouette_score(self.sample, found)) if 1 < clusters < len(found) else -1.0
 
     def _fit(self, count: int) -> "KMeans":
         from sklearn.cluster import KMeans

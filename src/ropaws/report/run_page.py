@@ -132,7 +132,15 @@ def pool(files: RunFiles) -> Markup:
     chart = histogram(
         {"unlabeled images": pool["in_domain"]}, x_label="in-domain probability", threshold=pool["threshold"]
     )
-    return section("pool", pool=pool, share=share_of(files), rows=rows, chart=chart)
+    return section(
+        "pool", pool=pool, share=share_of(files), rows=rows, chart=chart, frequencies=_frequencies(pool)
+    )
+
+
+def _frequencies(pool: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How frequent the classes are, the most frequent first; none where they are taken for equal."""
+    found = [{"name": name, **shares} for name, shares in (pool.get("class_prior") or {}).items()]
+    return sorted(found, key=lambda each: -each["estimate"])
 
 
 def suggestions(files: RunFiles) -> Markup:

@@ -21,7 +21,9 @@
  *   audit: {answered: number, of: number, within: number, right: number, predicted: number} | null,
  *   audit_offer: {images: number, within: number} | null,
  *   expected_in_class: number | null,
+ *   frequencies: Frequency[],
  * }} Panel
+ * @typedef {{id: number, name: string, estimate: number, low: number, high: number}} Frequency - of a class
  * @typedef {{
  *   labeled: number, out_of_class: number, skipped: number, unlabeled: number,
  *   suspected: number, duplicates: number, suggested: number, audit: number,
@@ -45,7 +47,7 @@
  *   probs: {id: number, name: string, p: number}[], in_domain: number,
  *   nearest: {id: number, name: string, label: number, similarity: number}[], note: string | null,
  * }} Detail
- * @typedef {{cluster: number, size: number, examples: number[]}} Cluster
+ * @typedef {{cluster: number, size: number, typical: number[]}} Cluster
  */
 
 /** A request that the server refused, with its reason in one line. */

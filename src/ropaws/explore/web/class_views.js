@@ -178,10 +178,11 @@ export class ClassViews {
 
 /** Clusters of out-of-class images: each may be a class that has no name yet. */
 export class ClusterList {
-  /** @param {Api} api @param {Store} store */
-  constructor(api, store) {
+  /** @param {Api} api @param {Store} store @param {() => void} pick - opens the class picker */
+  constructor(api, store, pick) {
     this.api = api;
     this.store = store;
+    this.pick = pick;
     this.box = find("clusters", HTMLElement);
     this.shown = "";
     store.on(["filter", "columns"], () => this.update());
@@ -203,18 +204,32 @@ export class ClusterList {
       { className: "empty" },
       "No clusters yet: they are made of images that the model takes for out-of-class.",
     );
-    this.box.replaceChildren(...(clusters.length ? clusters.map((cluster) => this.card(cluster)) : [none]));
+    const shown = clusters.find(({ cluster }) => cluster === this.store.filter.cluster);
+    const cards = clusters.map((cluster) => this.card(cluster));
+    this.box.replaceChildren(...(clusters.length ? cards : [none]));
+    if (shown && !this.store.readOnly) cards[clusters.indexOf(shown)].after(this.classButton(shown));
+  }
+
+  /** Selects the typical images of the group that is shown, and asks for the name of their class. @param {Cluster} cluster */
+  classButton({ typical }) {
+    const act = () => {
+      this.store.select(typical);
+      this.pick();
+    };
+    return button(`New class of the ${plural(typical.length, "most typical image")}…`, act, {
+      className: "cluster-class write",
+    });
   }
 
   /** @param {Cluster} cluster */
-  card({ cluster, size, examples }) {
+  card({ cluster, size, typical }) {
     const isOn = this.store.filter.cluster === cluster;
     const card = button("", () => this.store.setFilter({ cluster: isOn ? null : cluster }), {
       className: "cluster",
       "aria-pressed": String(isOn),
       "aria-label": `Cluster ${cluster + 1}, ${count(size)} images`,
     });
-    const images = examples
+    const images = typical
       .slice(0, 4)
       .map((id) => element("img", { alt: "", src: this.store.imageUrl(id, "thumbnail") }));
     card.append(...images, element("span", {}, `${count(size)} images`));

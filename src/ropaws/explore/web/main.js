@@ -107,7 +107,7 @@ async function main() {
   const picker = new Picker(store, labeling);
   const classes = new ClassViews(store, labeling, () => picker.open());
   new FilterForm(store);
-  new ClusterList(api, store);
+  new ClusterList(api, store, () => picker.open());
   new PanelView(store, labeling);
   const map = new PoolMap(store, new Tooltip(api, store), open, (ids) => {
     store.select(ids);

@@ -1,7 +1,7 @@
 /**
  * What the labels bought: the estimate over rounds, what is missing, the audit, and what comes out.
  *
- * @import { Estimate, Panel, Round, State } from "./api.js"
+ * @import { Estimate, Frequency, Panel, Round, State } from "./api.js"
  * @import { Store } from "./store.js"
  * @import { Labeling } from "./labeling.js"
  */
@@ -93,12 +93,20 @@ export class PanelView {
 
   /** @param {State} state */
   drawFacts({ panel }) {
-    fill(find("progress-facts", HTMLElement), [panel.rounds, panel.few, panel.expected_in_class], () => [
+    const shown = [panel.rounds, panel.few, panel.expected_in_class, panel.frequencies];
+    fill(find("progress-facts", HTMLElement), shown, () => [
       element(
         "dl",
         {},
         ...factsOf(panel).flatMap(([name, text]) => [element("dt", {}, name), element("dd", {}, text)]),
       ),
+      panel.frequencies.length > 0 && element("h3", {}, "How frequent the classes are"),
+      panel.frequencies.length > 0 &&
+        element(
+          "ul",
+          { className: "frequencies", title: "Estimated shares of the in-class images, with 90% intervals" },
+          ...panel.frequencies.map((each) => this.frequency(each)),
+        ),
       panel.few.length > 0 && element("h3", {}, "Classes without enough labels"),
       panel.few.length > 0 &&
         element(
@@ -114,6 +122,21 @@ export class PanelView {
           ),
         ),
     ]);
+  }
+
+  /** A class with its share of the in-class images as a bar, and the interval as a line. @param {Frequency} each */
+  frequency({ id, name, estimate, low, high }) {
+    const bar = element("span", { className: "bar" });
+    bar.style.setProperty("--share", String(estimate));
+    bar.style.setProperty("--low", String(low));
+    bar.style.setProperty("--high", String(high));
+    return element(
+      "li",
+      { color: this.store.colorOf(id) },
+      element("span", { className: "name", title: name }, name),
+      bar,
+      element("span", {}, `${percent(estimate)} (${interval(low, high)})`),
+    );
   }
 
   /** @param {State} state */
