@@ -793,7 +793,7 @@ def test_a_full_disk_is_said_each_time_and_not_when_there_is_space(server, opene
     client, _ = server
     real = outputs.write_labels
 
-    def full(path, rows):
+    def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(outputs, "write_labels", full)
