@@ -34,6 +34,7 @@ from ropaws.explore.jobs import Job, Jobs
 from ropaws.explore.label_table import LabelTable
 from ropaws.explore.pool import Pool
 from ropaws.insight.accuracy_estimate import PoolAccuracy, audit_half_width, draw_audit
+from ropaws.insight.neighbors import near_duplicates
 from ropaws.insight.pool_map import full_map, quick_map
 
 LOG, TABLE, THUMBNAILS, MAP = "answers.jsonl", "labels.csv", "thumbnails", "map.npz"
@@ -429,7 +430,7 @@ class Session:
         with self.lock:
             self.plane, self.map_version = plane, self.map_version + 1
         job.text = "looking for near duplicates"
-        duplicates = layout.near_duplicates(self.pool.points)
+        duplicates = near_duplicates(self.pool.points)
         with self.lock:
             self.duplicates, self.map_version = duplicates, self.map_version + 1
 
