@@ -2,11 +2,11 @@
 
 python benchmarks/million.py [--images 1000000] [--work FOLDER] [--only STAGE ...] [--again]
 
-JPEGs of 32 pixels are generated from the embedded garments (shifted, in another light, with noise) and written
-to tar shards of 10,000. A small convolutional network with random weights gives the features: time and memory
-count here, accuracy does not. Each command runs as a person runs it, over a tenth of the shards and over all of
-them. Memory is that of the command with all its worker processes, sampled while they run (pages that processes
-share count in each); pages of files that are memory-mapped count as well. `explore` is started, asked for its
+JPEGs of 32 pixels are generated from the embedded garments (shifted, in another light, with noise) and
+written to tar shards of 10,000. A small convolutional network with random weights gives the features: time
+and memory count here, accuracy does not. Each command runs as a person runs it, over a tenth of the shards
+and over all. Memory is that of the command with all its worker processes, sampled while they run (pages that
+processes share count in each, and so do pages of memory-mapped files). `explore` is started, asked for its
 page, and ended when its map is drawn and near duplicates are found. It can be interrupted: what
 results/million.json has is left out, unless --again. Needs /proc, so Linux, and 3 kB of disk for each image.
 """
@@ -138,9 +138,8 @@ def explore(run: Path) -> Measured:
     began = time.perf_counter()
     assert process.stdout is not None
     try:
-        address = next(
-            found for line in process.stdout if (found := re.search(r":(\d+)/\?token=(\w+)", line))
-        )
+        lines = (re.search(r":(\d+)/\?token=(\S+)", line) for line in process.stdout)
+        address = next(filter(None, lines))
         opens = round(time.perf_counter() - began, 1)
         port, token = int(address[1]), address[2]
         start = time.perf_counter()

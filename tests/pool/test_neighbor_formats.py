@@ -109,7 +109,7 @@ def test_what_is_written_comes_back(images, kind):
          "a.png has several labels"),
         (COCO | {"annotations": [{"image_id": 10, "category_id": 1}]}, "is no export that is read"),
         ({"labels": {"a": 5}, "classes": ["cat"]}, "is no export that is read"),
-        ({"samples": [{"filepath": "data/a.png", 
+        ({"samples": [{"filepath": "data/a.png",
                        "p": {"_cls": "Classification", "label": "x"},
                        "q": {"_cls": "Classification", "label": "x"}}]},
          "fields p, q have labels"),

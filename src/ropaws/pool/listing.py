@@ -422,7 +422,7 @@ def _table_of(path: Path, folder: Path | str, shown: Path | str, needs_label: bo
         check_rows(read_regular(path, TABLE_FILE), path)
         rows = read_csv(path)
     else:
-        rows = _read_parquet(path)
+        rows = read_parquet(path, (OUTSIDE, *COLUMNS["path"], *COLUMNS["label"]))
     paths: list[Path | RemoteImage] = []
     labels: list[str | None] = []
     outside = 0
@@ -480,8 +480,11 @@ def _is_outside(value: object, path: Path | str) -> bool:
     return text in YES
 
 
-def _read_parquet(path: Path) -> Iterable[Mapping[str, object]]:
-    """A few rows at a time: a small file can stand for many gigabytes. Other columns are not read."""
+def read_parquet(path: Path, wanted: Sequence[str] | None) -> Iterator[Mapping[str, object]]:
+    """A few rows at a time: a small file can stand for many gigabytes.
+
+    wanted: columns in small letters; others are not read, unless none of these is there. None for all
+    """
     try:
         import pyarrow.parquet
     except ImportError:
@@ -489,9 +492,9 @@ def _read_parquet(path: Path) -> Iterable[Mapping[str, object]]:
     count = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            known = {OUTSIDE, *COLUMNS["path"], *COLUMNS["label"]}
-            columns = [name for name in file.schema_arrow.names if name.strip().casefold() in known]
-            columns = columns or file.schema_arrow.names  # for the error, which names them
+            names = file.schema_arrow.names
+            columns = [name for name in names if wanted is None or name.strip().casefold() in wanted]
+            columns = columns or names  # for the error, which names them
             for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
                 count += batch.nbytes + ROW * len(batch)
                 PARSED.check(count, f"{path}, once read,")

@@ -143,7 +143,7 @@ def _coco(content: Mapping[str, Any], find: Finder) -> Iterator[Row]:
 
 
 def _fiftyone(labels: Mapping[str, Any], classes: list[str] | None, find: Finder) -> Iterator[Row]:
-    """labels.json of a FiftyOneImageClassificationDataset: names or numbers of classes, alone or with facts."""
+    """labels.json of a FiftyOneImageClassificationDataset: classes by name or number."""
     for image, said in labels.items():
         label = said["label"] if isinstance(said, dict) else said
         yield _row(find(image), classes[label] if classes and isinstance(label, int) else label)
