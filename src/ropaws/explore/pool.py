@@ -31,6 +31,7 @@ class RunOutputs:
     probs: NDArray[np.float32]  # (n, c)
     in_domain: NDArray[np.float32]  # (n,)
     threshold: float
+    source: str = ""  # the file of someone else's model; none if the run says it
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def foreign(self) -> str:
+        """The file whose predictions are shown; empty if they are those of a run, or of no one."""
+        return "" if self.outputs is None else self.outputs.source
 
 
 def pool_of_sources(
