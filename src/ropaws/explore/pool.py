@@ -141,4 +141,6 @@ def in_main_directions(features: Features, rows: Tensor) -> Tensor:
 def _train_options(facts: dict[str, Any]) -> tuple[str, ...]:
     """Those of `ropaws train` for the same network and the same views."""
     options = {"--init": facts["init"], "--backbone": facts["backbone"], "--augment.size": facts["size"]}
-    return tuple(str(word) for option in options.items() for word in option)
+    words = [str(word) for option in options.items() for word in option]
+    sizes = facts.get("view_sizes", [])  # of several networks together
+    return (*words, *(["--model.view-sizes", *map(str, sizes)] if sizes else []))
