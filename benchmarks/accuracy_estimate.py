@@ -22,6 +22,7 @@ import torch
 from feature_collections import Array
 from torch import Tensor
 
+from ropaws.core.features import main_points
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.insight.accuracy_estimate import (
     AccuracyEstimate,
@@ -31,7 +32,6 @@ from ropaws.insight.accuracy_estimate import (
     open_answers,
     pool_accuracy,
 )
-from ropaws.insight.clusters import main_points
 from ropaws.insight.held_out import held_out_probs, logistic_probs
 from ropaws.insight.label_choice import STRATEGIES, Situation
 from ropaws.insight.suggestions import suggest

@@ -29,7 +29,7 @@ PLACES = {part: (level, place) for level, row in enumerate(LEVELS) for place, pa
 REPORT_IMPORTS = {"core.files", "core.labels", "core.run_layout"}
 REPORT_USERS = 5  # level from which on it may be imported
 # The one exception: what people ask of a Run is answered by modules that import it, and imported when asked.
-VERBS = ("evaluate", "predict", "suggest", "report", "export")
+VERBS = ("evaluate", "predict", "suggest", "discover", "report", "export")
 
 
 def module_name(path):

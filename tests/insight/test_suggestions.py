@@ -13,10 +13,9 @@ from ropaws.classify.pool_prior import in_class_probability
 from ropaws.core.features import main_points
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.insight import suggestions
-from ropaws.insight.clusters import k_means
 from ropaws.insight.label_choice import STRATEGIES, Situation
 from ropaws.insight.metrics import detection
-from ropaws.insight.suggestions import OURS, coverage, new_classes, row_weights, suggest
+from ropaws.insight.suggestions import OURS, coverage, row_weights, suggest
 
 
 def pool(per_cluster=40, clusters=6, seed=0, spread=0.15, d=16):
@@ -243,44 +242,6 @@ def test_probabilities_are_calibrated():
     for low, high in ((0.0, 0.2), (0.2, 0.5), (0.5, 0.8), (0.8, 1.01)):
         mine = (said >= low) & (said < high)
         assert float(said[mine].mean()) == pytest.approx(float(true[mine].mean()), abs=0.15)
-
-
-# New classes
-
-
-def test_clusters_outside_are_likely_new_classes():
-    points, cluster, labels = pool(60, 5, spread=0.1)
-    found = new_classes(points, labels, (cluster < 3).float(), most=4)
-    assert {int(cluster[new.position]) for new in found} == {3, 4}
-    sizes = [new.stands_for for new in found]
-    assert sizes == sorted(sizes, reverse=True)
-    for new in found:
-        assert len(new.members) == new.stands_for
-        assert new.members[0] == new.position
-        assert (cluster[new.members] == cluster[new.position]).all()
-    assert len(new_classes(points, labels, (cluster < 3).float(), most=1)) == 1
-    assert new_classes(points, labels, torch.ones(300), most=4) == []
-    assert new_classes(points, labels, torch.zeros(300), most=0) == []
-
-
-def test_rows_that_a_person_called_out_of_class_may_form_a_new_class():
-    points, cluster, labels = pool(40, 3, spread=0.1)
-    labels[cluster == 2] = OUT_OF_CLASS
-    found = new_classes(points, labels, (cluster < 2).float(), most=3)
-    assert torch.cat([new.members for new in found]).sort().values.tolist() == list(range(80, 120))
-
-
-# Clusters
-
-
-def test_k_means_finds_the_clusters_and_tells_distances():
-    points, cluster, _ = pool(spread=0.1)
-    found = k_means(points, 6)
-    assert all(len(found.member[cluster == k].unique()) == 1 for k in range(6))
-    torch.testing.assert_close(
-        found.distance, (points - found.centers[found.member]).norm(dim=1), atol=1e-3, rtol=1e-3
-    )
-    assert len(k_means(torch.ones(5, 2), 3).centers) == 1  # no more clusters than different rows
 
 
 def test_main_points_are_centered_unit_rows_of_any_scale():

@@ -9,7 +9,7 @@ from ropaws.insight.accuracy_estimate import binomial_interval
 from ropaws.report import learning, rivals
 from ropaws.report.charts import error_chart
 from ropaws.report.run_files import RunFiles
-from ropaws.report.run_page import write_report
+from ropaws.report.run_page import write_groups_page, write_report
 from ropaws.report.verdict import share_of, verdict
 
 CURVE = {
@@ -279,31 +279,49 @@ def next_section(folder):
     return write_report(folder).read_text().split("<h2>Label these next</h2>")[1].split("</section>")[0]
 
 
-def test_new_classes_are_a_list_of_their_own(files, tmp_path):
+def group(number, **values):
+    found = {"group": number, "size": 40 - number, "nearest": "coat", "nearest_share": 0.6}
+    return {**found, "images": [number, 99], "names": [f"a/{number}.png", "<b>99</b>.png"], **values}
+
+
+def test_groups_of_likely_new_classes_have_a_section_of_their_own(files, tmp_path):
     mine = [{**suggestion(rank), "kind": "in-class", "in_domain": 0.75} for rank in range(1, 5)]
-    new = [
-        {
-            **suggestion(1),
-            "image": 99,
-            "name": "<b>99</b>.png",
-            "reason": "a likely new class",
-            "kind": "new class",
-        }
-    ]
-    files(suggestions=mine, new_classes=new)
-    section = next_section(tmp_path)
-    first, second = section.split("Likely new classes")
-    assert first.count('<div class="item">') == 4
-    assert second.count('<div class="item">') == 1
-    assert "&lt;b&gt;99" in second
-    assert "About 3 of the 4 belong to a class." in first
+    files(suggestions=mine, new_classes=[group(1), group(2)])
+    uri = "data:image/png;base64,AAAA"
+    (tmp_path / "gallery.json").write_text(json.dumps({"thumbnails": {"train/1": uri}}))
+    page = write_report(tmp_path).read_text()
+    section = page.split("<h2>Likely new classes</h2>")[1].split("</section>")[0]
+    assert "Group 1: 39 images" in section
+    assert "60% of them look most like coat." in section
+    assert section.count('<div class="tile">') == 4
+    assert section.count(uri) == 1
+    assert "&lt;b&gt;99" in section
+    assert "ropaws discover" in section
+    assert "About 3 of the 4 belong to a class." in next_section(tmp_path)
+
+
+def test_no_group_is_said_and_a_damaged_list_costs_its_section_alone(files, tmp_path):
+    files(new_classes=[])
+    assert "No group among the out-of-class images" in write_report(tmp_path).read_text()
+    for damaged in ([{"group": 1}], [3], "x"):
+        files(new_classes=damaged)
+        page = write_report(tmp_path).read_text()
+        assert "<h2>Likely new classes</h2>" not in page
+        assert "Likely new classes: its part of the run folder is damaged" in page
+
+
+def test_a_page_of_groups_alone(tmp_path):
+    write_groups_page(tmp_path / "g.html", "<mine>", [group(1)], {1: "data:image/png;base64,AA"}, images=1234)
+    page = (tmp_path / "g.html").read_text()
+    assert "likely new classes among 1,234 images" in page
+    assert "&lt;mine&gt;" in page
+    assert page.count("base64,AA") == 1
+    assert "--accept" not in page
 
 
 def test_suggestions_of_damaged_files_are_shown_without_a_guess(files, tmp_path):
     damaged = [{**suggestion(1), "kind": "x"}]
-    for new in (None, "x", [], {}):
-        files(suggestions=damaged, **({} if new is None else {"new_classes": new}))
-        section = next_section(tmp_path)
-        assert section.count('<div class="item">') == 1
-        assert "belong to a class." not in section
-        assert "Likely new classes" not in section
+    files(suggestions=damaged)
+    section = next_section(tmp_path)
+    assert section.count('<div class="item">') == 1
+    assert "belong to a class." not in section

@@ -1,6 +1,5 @@
 """`ropaws predict` and `export`."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,12 +11,10 @@ from ropaws.cli.parsing import parse, run_of
 from ropaws.core.locks import locked_file
 from ropaws.core.run_layout import CARD
 from ropaws.core.terminal import Terminal, cell, say
-from ropaws.pool.content import ImageRef
 from ropaws.pool.datasets.feature_file import FeatureTable
-from ropaws.pool.listing import Pool
 from ropaws.run.label_files import PredictSettings, label_files
 from ropaws.run.output_formats import FormatName
-from ropaws.run.predict import Predictor, feature_table
+from ropaws.run.predict import Predictor, listed_images
 from ropaws.scale import Labeler, RayOptions, check_parts_folder, write_parts
 
 
@@ -62,19 +59,6 @@ class Predict(RayOptions):
     """ray shares the work out over processes or the machines of a cluster."""
 
 
-def _listed(sources: Sequence[Path]) -> Sequence[ImageRef] | FeatureTable:
-    tables = [feature_table(source) for source in sources]
-    if any(table is not None for table in tables):
-        if len(tables) > 1:
-            raise ValueError("one file of features at a time: give each its own --out")
-        assert tables[0] is not None
-        return tables[0]
-    pool = Pool.open(sources)
-    for line in pool.notes:
-        say(line, error=True)
-    return pool.images
-
-
 def predict(arguments: list[str]) -> None:
     command = parse(Predict, "predict", arguments)
     if command.top is not None and command.top < 1:
@@ -94,7 +78,7 @@ def predict(arguments: list[str]) -> None:
         sort_into=command.copy_to or command.move_to,
         move=command.move_to is not None,
     )
-    images = _listed(command.sources)
+    images = listed_images(command.sources, lambda line: say(line, error=True))
     run = run_of(command.run, command.method, device=command.device)
     predictor = Predictor(run, threshold=command.threshold, propagate=command.propagate)
     with locked_file(command.out):  # two writers would mix the table of one with the facts of the other
@@ -116,7 +100,7 @@ def _predict_with_ray(command: Predict) -> None:
     if refused := next((name for name, value in chosen.items() if value), None):
         raise ValueError(f"{refused} needs all images in one process; leave --engine ray out")
     check_parts_folder(command.out)
-    images = _listed(command.sources)
+    images = listed_images(command.sources, lambda line: say(line, error=True))
     if isinstance(images, FeatureTable):
         raise ValueError("--engine ray labels images; for a file of features leave it out")
     run_of(command.run, command.method)  # for its errors, before any worker starts

@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 from rich.table import Table
 
+from ropaws.cli.discover import groups_table
 from ropaws.cli.parsing import parse, percent, refuse_images, run_of
 from ropaws.core.files import replacing, write_json
 from ropaws.core.terminal import Terminal, cell, say
@@ -39,7 +40,7 @@ class Suggest:
     n: int | None = None
     """How many; by default 50 of a run, 20 of a folder."""
     new_classes: int = 5
-    """Likely new classes to list besides, at most."""
+    """Likely new classes to list besides, at most; `ropaws discover` has all of them."""
     out: Path | None = None
     """Also write the suggestions to a .csv or .json file."""
     strategy: str = OURS
@@ -78,7 +79,7 @@ def suggest(arguments: list[str]) -> None:
     else:
         say("Without a label, nothing tells yet which images belong to a class.")
     if found.new_classes:
-        console.print(_table("Likely new classes", found.new_classes, any_label))
+        console.print(groups_table(found.new_classes[: command.new_classes]))
     if command.out is not None:
         say(f"Written: {command.out}")
 
@@ -94,6 +95,8 @@ def _check(command: Suggest) -> None:
         refuse_images(command.run)
     if command.run is not None and command.labeled:
         raise ValueError("--labeled goes with --unlabeled; a run knows its labels")
+    if command.new_classes < 0:
+        raise ValueError(f"--new-classes must be at least 0 (none), got {command.new_classes}")
     if command.strategy not in (OURS, *STRATEGIES):
         raise ValueError(
             f"--strategy must be one of {', '.join((OURS, *STRATEGIES))}, got {command.strategy}"
@@ -107,7 +110,7 @@ def _check(command: Suggest) -> None:
 def _of_run(command: Suggest, path: Path) -> SuggestionLists:
     run = run_of(path, command.method, pool=command.pool, device=command.device)
     count = SUGGESTIONS if command.n is None else command.n
-    return suggest_and_keep(run, count, new=command.new_classes, strategy=command.strategy)
+    return suggest_and_keep(run, count, new=command.new_classes > 0, strategy=command.strategy)
 
 
 def _of_images(command: Suggest) -> SuggestionLists:
@@ -119,7 +122,7 @@ def _of_images(command: Suggest) -> SuggestionLists:
         command.labeled,
         embedder,
         FIRST if command.n is None else command.n,
-        new=command.new_classes,
+        new=command.new_classes > 0,
         strategy=command.strategy,
     )
 

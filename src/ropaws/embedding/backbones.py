@@ -27,7 +27,13 @@ from ropaws.embedding.pretrained import (
     weights_at_hand,
     weights_input,
 )
-from ropaws.embedding.timm_backbone import TIMM, TimmBackbone, check_timm_name, official_names
+from ropaws.embedding.timm_backbone import (
+    TIMM,
+    TimmBackbone,
+    before_last_blocks,
+    check_timm_name,
+    official_names,
+)
 from ropaws.embedding.weight_files import fit_weights, init_projection, looks_like, read_weights
 from ropaws.pool.augment import Normalization
 
@@ -79,6 +85,9 @@ class ModelConfig:
     """The projection head starts from init too, which must be the weights of another run then."""
     frozen: bool = False
     """Leave the backbone as it is: its features are computed once, and only the heads are trained."""
+    train_blocks: int | None = None
+    """Where the whole network would be trained (--train-backbone): only so many of the last blocks of a
+    transformer of timm's, which takes less time and memory. None: all of them."""
     frozen_views: int = 1
     """With frozen: random views of each training image whose features are kept, besides the center view."""
     view_sizes: tuple[int, ...] = ()
@@ -107,6 +116,11 @@ class ModelConfig:
             raise ValueError(
                 "model.frozen needs weights that the backbone keeps: set model.init to a weight file, or to"
                 f" {PRETRAINED}"
+            )
+        if self.train_blocks is not None and (self.frozen or self.train_blocks < 1):
+            raise ValueError(
+                f"model.train_blocks must be at least 1 and goes with --train-backbone, not with"
+                f" model.frozen; got {self.train_blocks}"
             )
         scratch = self.init is None
         check_joined(self.backbone, frozen=self.frozen, trained_from_scratch=scratch, sizes=self.view_sizes)
@@ -197,7 +211,14 @@ def _assemble(config: ModelConfig, channels: int, autocast: torch.dtype | None) 
     prediction: nn.Module = nn.Identity()
     if config.prediction_hidden is not None:
         prediction = prediction_head(config.projection_dims, config.prediction_hidden)
-    return Encoder(backbone, projection, prediction, autocast=autocast, frozen=config.frozen)
+    return Encoder(
+        backbone,
+        projection,
+        prediction,
+        autocast=autocast,
+        frozen=config.frozen,
+        train_blocks=config.train_blocks,
+    )
 
 
 def load_init(
@@ -325,12 +346,20 @@ def download_notice(config: ModelConfig) -> str:
 
 def check_model(config: ModelConfig) -> None:
     """Check that timm is installed and the weight file readable, before the data is read."""
+    check_train_blocks(config)
     for part in config.parts:
         backbone_builder(part.backbone)
         if part.init == PRETRAINED and part.backbone == LITE:
             efficientnet_lite.pretrained_weights()
         elif part.init is not None and part.init != PRETRAINED:
             read_weights(part.init)
+
+
+def check_train_blocks(config: ModelConfig) -> None:
+    """Raise an error if the network has not so many blocks, before anything else is trained."""
+    if config.train_blocks is not None:
+        with torch.device("meta"):
+            before_last_blocks(backbone_builder(config.backbone)(3), config.train_blocks)
 
 
 def recognize_backbone(path: Path) -> str:

@@ -101,7 +101,7 @@ def _listed(session: Session, query: Query) -> NDArray[np.int64]:
 
 def _cluster(session: Session, number: int | None) -> list[int]:
     """Images of a likely new class that have no answer yet; of all of them without a number."""
-    clusters = session.fitted.clusters
+    clusters = session.fitted.groups
     if number is not None and not 0 <= number < len(clusters):
         raise RefusedError(f"there is no cluster {number} any more")
     chosen = clusters if number is None else [clusters[number]]
@@ -232,7 +232,7 @@ def new_class_list(session: Session) -> list[dict[str, Any]]:
     """Clusters of likely out-of-class images that have no answer yet, the largest first."""
     with session.lock:
         found = []
-        for number in range(len(session.fitted.clusters)):
+        for number in range(len(session.fitted.groups)):
             members = _cluster(session, number)
             if members:
                 found.append({"cluster": number, "size": len(members), "examples": members[:8]})

@@ -17,12 +17,12 @@ from ropaws.classify.in_class_share import BORDER
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.core.records import Share
 from ropaws.insight.accuracy_estimate import AccuracyEstimate, PoolAccuracy, pool_accuracy
+from ropaws.insight.groups import NewClass, new_classes
 from ropaws.insight.label_errors import SuspectedError, rank_label_errors
-from ropaws.insight.suggestions import NewClass, Suggestion, new_classes, suggest
+from ropaws.insight.suggestions import Suggestion, suggest
 
 BLOCK = 2048
 SUGGESTED = 20  # images that a round suggests, or as many as there are classes
-NEW_CLASSES = 12  # clusters of out-of-class images that are shown, at most
 FOLDS = 5  # of the labels, to see how often the classifier is right
 LEAST_TO_ESTIMATE = 10  # labels
 
@@ -48,7 +48,7 @@ class Fitted:
     threshold: float = BORDER
     share: Share | None = None
     suggestions: Sequence[Suggestion] = ()
-    clusters: Sequence[NewClass] = ()
+    groups: Sequence[NewClass] = ()
     suspects: dict[int, SuspectedError] = field(default_factory=dict)  # by image, the most suspect first
     accuracy: PoolAccuracy | None = None
     seconds: float = 0.0
@@ -117,7 +117,8 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
     probs, in_class = _answers(model, points)
     in_class[answered.labels >= 0], in_class[answered.labels == OUT_OF_CLASS] = 1.0, 0.0
     suggestions = _suggested(points, answered, in_class)
-    clusters = new_classes(points, answered.labels, in_class, most=NEW_CLASSES)
+    report("looking for new classes", 0.9)
+    groups = new_classes(points, answered.labels, in_class, probs)
     report("looking for label errors", 0.95)
     return Fitted(
         answered.classes,
@@ -125,7 +126,7 @@ def fit_round(points: Tensor, answered: Answered, report: Report) -> Fitted:
         in_class.numpy().astype(np.float32),
         share=model.share,
         suggestions=suggestions,
-        clusters=clusters,
+        groups=groups,
         suspects=find_suspects(points, answered),
         seconds=time.perf_counter() - began,
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropaws.classify.logistic import fit_logistic
 from ropaws.core.labels import UNLABELED
-from ropaws.insight.clusters import k_means, nearest
+from ropaws.insight.groups import k_means, nearest
 
 LIKELY = 0.5  # in-class probability that gated random choice asks for
 MOST_CLUSTERS, LEAST_SIZE, NEIGHBORS = 500, 5, 20  # of TypiClust, as its authors set them

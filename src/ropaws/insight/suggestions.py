@@ -1,7 +1,7 @@
 """What to label next: rows that stand for the most rows that are likely in-class and have no label near.
 
 Geometry is that of frozen features: in those of a run that was trained on a few labels, everything has been
-pulled onto these labels. Likely new classes are a list of their own.
+pulled onto these labels.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropaws.classify.pool_prior import in_class_probability
 from ropaws.core.features import main_points
-from ropaws.insight.clusters import k_means, nearest
+from ropaws.insight.groups import nearest
 from ropaws.insight.label_choice import STRATEGIES, Situation, Strategy, class_probs, margins
 
 OURS = "coverage"
@@ -21,9 +21,6 @@ REACH, FIRST_REACH = 0.7, 0.3
 DOUBT = 0.5  # exponent of 1 - margin in the weight of a row
 LEAST = 1e-6  # weight: where all else is covered, any row is better than none
 MOST = 4096  # rows that are compared with one another, at most
-NEW_CLASS = 10  # rows that a new class needs at least
-SIZE = 50  # rows of a new class, about
-LIKELY_OUT = 0.5  # in-class probability below which a row may belong to a new class
 
 
 class Suggestion(NamedTuple):
@@ -34,14 +31,6 @@ class Suggestion(NamedTuple):
     stands_for: int  # unlabeled rows that are nearer to it than to any answer or other suggestion
     predicted: int  # the likeliest class, -1 without any label
     margin: float  # between the probabilities of the two likeliest classes; 0 without any label
-
-
-class NewClass(NamedTuple):
-    """A cluster of rows that are likely out-of-class."""
-
-    position: int  # the row nearest to its center
-    stands_for: int
-    members: Tensor  # (stands_for,) positions, the nearest to the center first
 
 
 def suggest(
@@ -116,27 +105,6 @@ def row_weights(situation: Situation) -> Tensor:
     if bool((situation.labels >= 0).any()):
         weights = weights * (1 - margins(situation.probs)).clamp_min(0).to(weights) ** DOUBT
     return weights.clamp_min(LEAST)
-
-
-def new_classes(
-    features: Tensor, labels: Tensor, in_class: Tensor, *, most: int, seed: int = 0
-) -> list[NewClass]:
-    """Clusters of likely out-of-class rows, the largest first.
-
-    features (n, d), labels (n,) as for suggest; in_class (n,); at most so many
-    """
-    rows = ((labels < 0) & (in_class < LIKELY_OUT)).nonzero().squeeze(1)
-    if most < 1 or len(rows) < NEW_CLASS:
-        return []
-    points = main_points(features)[rows]
-    clusters = k_means(points, min(2 * most, max(1, len(rows) // SIZE)), seed=seed)
-    found = []
-    for number in range(len(clusters.centers)):
-        mine = (clusters.member == number).nonzero().squeeze(1)
-        members = rows[mine[clusters.distance[mine].argsort(stable=True)]]
-        if len(members) >= NEW_CLASS:
-            found.append(NewClass(int(members[0]), len(members), members))
-    return sorted(found, key=lambda cluster: -cluster.stands_for)[:most]
 
 
 def _strategy(name: str) -> Strategy:

@@ -136,16 +136,34 @@ def pool(files: RunFiles) -> Markup:
 
 
 def suggestions(files: RunFiles) -> Markup:
-    found, new = files.found("suggestions"), files.evaluation.get("new_classes")
+    found = files.found("suggestions")
     return section(
         "suggestions",
         run=shlex.quote(str(files.run)),
         images=bool(files.thumbnails),
         found=found,
         expected=_expected(found or []),
-        new_classes=new if isinstance(new, list) else [],
         thumbnail=files.thumbnail,
     )
+
+
+def new_classes(files: RunFiles) -> Markup:
+    found = files.found("new_classes")
+    return section("new_classes", run=shlex.quote(str(files.run)), found=found, thumbnail=files.thumbnail)
+
+
+def write_groups_page(
+    path: Path, name: str, groups: Sequence[Mapping[str, Any]], thumbnails: Mapping[int, str], *, images: int
+) -> None:
+    """The groups of likely new classes alone, as one self-contained page.
+
+    thumbnails: data URIs by position; images: how many were looked at
+    """
+    content = section(
+        "new_classes", run=None, found=groups, thumbnail=lambda key: thumbnails.get(int(key.split("/")[1]))
+    )
+    about = f"likely new classes among {images:,} images"
+    write_page(path, fill("groups.html", name=name, about=about, content=content))
 
 
 def _expected(found: Sequence[Mapping[str, Any]]) -> float | None:
@@ -319,6 +337,7 @@ SECTIONS: dict[str, Callable[[RunFiles], Markup]] = {
     "The unlabeled pool": pool,
     "Would more labels help?": learning.learning_curve,
     "Label these next": suggestions,
+    "Likely new classes": new_classes,
     "Confidence, in-class and out-of-class": confidence,
     "Calibration": calibration,
     "The embedding": projection,

@@ -32,12 +32,13 @@ from ropaws.methods import Supervised
 from ropaws.methods.pool_calibration import JudgedMethod
 from ropaws.report.run_page import write_report
 from ropaws.run.config import differences, to_json, with_absolute_paths
+from ropaws.run.discover import has_images
 from ropaws.run.evaluate_features import compare_on_features
 from ropaws.run.gallery import draw_gallery
 from ropaws.run.manifest import model_digest, training_seconds
 from ropaws.run.results import Evaluation, PropagationRow, ShareFigures, is_evaluated, read_evaluation
 from ropaws.run.run import POOL, Run, open_run, read_run_config
-from ropaws.run.suggest import SUGGESTIONS, find_suggestions, has_images
+from ropaws.run.suggest import SUGGESTIONS, find_suggestions
 from ropaws.run.train import TrainInputs, resume, train
 from ropaws.training.checkpoint import snapshots
 
@@ -326,9 +327,8 @@ def _suggestions(run: Run, results: Evaluation) -> dict[str, Any]:
 
 def _gallery(run: Run, results: Evaluation) -> dict[str, Any]:
     """Thumbnails, nearest neighbors and t-SNE, to a file of their own."""
-    shown, suggested, new = (
-        _images_of(results.get(name)) for name in ("label_errors", "suggestions", "new_classes")
-    )
+    shown, suggested = (_images_of(results.get(name)) for name in ("label_errors", "suggestions"))
+    new = _images_of_groups(results.get("new_classes"))
     write_json(run.path / GALLERY, draw_gallery(run, shown, [*suggested, *new]))
     return {}
 
@@ -338,6 +338,13 @@ def _images_of(found: object) -> list[int]:
     items = found if isinstance(found, list) else []
     images = [item.get("image") for item in items if isinstance(item, dict)]
     return [image for image in images if type(image) is int]
+
+
+def _images_of_groups(found: object) -> list[int]:
+    """As _images_of, of groups."""
+    items = found if isinstance(found, list) else []
+    lists = [group.get("images") for group in items if isinstance(group, dict)]
+    return [image for images in lists if isinstance(images, list) for image in images if type(image) is int]
 
 
 def _supervised(run: Run, _: Evaluation) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from ropaws.core.files import read_json, write_json
 from ropaws.core.labels import OUT_OF_CLASS
 from ropaws.core.run_layout import GALLERY
 from ropaws.insight.neighbors import nearest, tsne
+from ropaws.pool.content import ImageRef, UnreadableError
 from ropaws.pool.corpus import Images
+from ropaws.pool.decoding import read_squares
 from ropaws.run.run import Run
 
 SIDE = 64  # pixels of a thumbnail at most; smaller images stay as they are
@@ -181,6 +183,23 @@ def _projection(run: Run) -> dict[str, Any] | None:
         "confidence": [round(value, 3) for value in confidence.tolist()],
         "in_domain": [round(value, 3) for value in scores.tolist()],
         "keys": keys,
+    }
+
+
+def train_thumbnails(run: Run, images: Iterable[int]) -> dict[int, str]:
+    """Data URIs of training images."""
+    found = _thumbnails(run, {f"train/{image}" for image in images})
+    return {int(key.split("/")[1]): uri for key, uri in found.items()}
+
+
+def file_thumbnails(files: Sequence[ImageRef], images: Iterable[int]) -> dict[int, str]:
+    """Data URIs of these images of a list; those that cannot be read are left out."""
+    places = sorted(set(images))
+    squares = zip(places, read_squares([files[place] for place in places], SIDE), strict=True)
+    return {
+        place: _data_uri(torch.from_numpy(square).permute(2, 0, 1))
+        for place, square in squares
+        if not isinstance(square, UnreadableError)
     }
 
 

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import mmap
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from ropaws.pool.datasets.feature_file import (
     read_feature_table,
 )
 from ropaws.pool.decoding import read_square, read_squares, square_of
-from ropaws.pool.listing import list_unlabeled
+from ropaws.pool.listing import Pool, list_unlabeled
 from ropaws.pool.remote import RemoteImage
 from ropaws.pool.streaming import stack_squares
 from ropaws.run.run import Run, open_run
@@ -261,7 +261,7 @@ class Predictor:
         )
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """Images to look at together."""
 
     names: Sequence[str]
@@ -279,7 +279,7 @@ def predict_files(
         with contextlib.closing(HeldRows()) as embeddings:
             yield from _predict_pool(predictor, files, embeddings)
         return
-    for batch in _batches(predictor, files):
+    for batch in batches(predictor, files):
         if isinstance(batch, Unreadable):
             yield batch
         else:
@@ -294,7 +294,7 @@ def _predict_pool(
     voters = Electorate()
     plain: list[Tensor] = []
     names: list[str] = []
-    for batch in _batches(predictor, files):
+    for batch in batches(predictor, files):
         if isinstance(batch, Unreadable):
             yield batch
             continue
@@ -317,9 +317,8 @@ def _predict_pool(
         start += len(embedding)
 
 
-def _batches(
-    predictor: Predictor, files: Sequence[ImageRef] | FeatureTable
-) -> Iterator["_Batch | Unreadable"]:
+def batches(predictor: Predictor, files: Sequence[ImageRef] | FeatureTable) -> Iterator["Batch | Unreadable"]:
+    """Images as the run takes them, a batch at a time, and those that cannot be read."""
     if isinstance(files, FeatureTable):
         yield from _row_batches(predictor, files)
         return
@@ -343,7 +342,7 @@ def _batches(
         yield _batch(predictor, squares, names)
 
 
-def _cached_batches(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator["_Batch | Unreadable"]:
+def _cached_batches(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator["Batch | Unreadable"]:
     """Batches of features: an image that any run has seen in this view is not decoded again."""
     for start in range(0, len(files), CACHED):
         part = files[start : start + CACHED]
@@ -353,10 +352,10 @@ def _cached_batches(predictor: Predictor, files: Sequence[ImageRef]) -> Iterator
         for rows in good.split(predictor.run.batch_of(images)) if len(good) else ():
             features = images.features[rows]
             keys = _keys(features.numpy()) if predictor.propagate else NO_KEYS
-            yield _Batch([str(part[row]) for row in rows.tolist()], FeatureRows(features), keys)
+            yield Batch([str(part[row]) for row in rows.tolist()], FeatureRows(features), keys)
 
 
-def _row_batches(predictor: Predictor, table: FeatureTable) -> Iterator[_Batch]:
+def _row_batches(predictor: Predictor, table: FeatureTable) -> Iterator[Batch]:
     """Features of the kind that the run was trained on, or those of its frozen backbone."""
     run = predictor.run
     dims, own = encoder_of(run.model).feature_dims, table.features.shape[1]
@@ -367,7 +366,7 @@ def _row_batches(predictor: Predictor, table: FeatureTable) -> Iterator[_Batch]:
     for start in range(0, len(table), ROWS):
         part = table.features[start : start + ROWS]
         keys = _keys(part.numpy()) if predictor.propagate else NO_KEYS
-        yield _Batch(table.names[start : start + ROWS], FeatureRows(part), keys)
+        yield Batch(table.names[start : start + ROWS], FeatureRows(part), keys)
 
 
 def _embedded_rows(predictor: Predictor, table: FeatureTable) -> Iterator[Tensor]:
@@ -381,9 +380,9 @@ def _keys(images: Iterable[NDArray[Any]]) -> Tensor:
     return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
 
 
-def _batch(predictor: Predictor, squares: Sequence[NDArray[np.uint8]], names: list[str]) -> _Batch:
+def _batch(predictor: Predictor, squares: Sequence[NDArray[np.uint8]], names: list[str]) -> Batch:
     keys = _keys(squares) if predictor.propagate else NO_KEYS
-    return _Batch(names, stack_squares(squares, predictor.run.config.data.image_size), keys)
+    return Batch(names, stack_squares(squares, predictor.run.config.data.image_size), keys)
 
 
 def predict(
@@ -457,6 +456,21 @@ def feature_table(source: ImageSource) -> FeatureTable | None:
         check_feature_array(source, "features")
         return feature_table_of(source, RowNames(None, len(source)))
     return None
+
+
+def listed_images(
+    sources: Sequence[Path | str], say: Callable[[str], object] = lambda _: None
+) -> Sequence[ImageRef] | FeatureTable:
+    """The images of some sources, or the rows of one file of features.   say: told what is left out"""
+    tables = [table for source in sources if (table := feature_table(source)) is not None]
+    if not tables:
+        pool = Pool.open(sources)
+        for line in pool.notes:
+            say(line)
+        return pool.images
+    if len(sources) > 1:
+        raise ValueError("one file of features at a time: give each its own --out")
+    return tables[0]
 
 
 def _one_by_one(images: Image.Image | Iterable[ImageLike] | NDArray[Any]) -> Iterable[ImageLike]:

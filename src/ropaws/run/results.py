@@ -201,10 +201,21 @@ class Suggestion(TypedDict):
     rank: int  # from 1
     image: int  # position among the training images
     name: str  # file, or number
-    kind: str  # "in-class" or "new class"
+    kind: str  # "in-class"
     reason: str
     in_domain: float  # probability of belonging to any class
     stands_for: int  # images of the pool that it represents
+
+
+class NewClassFigures(TypedDict):
+    """A group of out-of-class images that may be a class of its own."""
+
+    group: int  # from 1, the largest first
+    size: int
+    nearest: str  # the known class that most of its images look like
+    nearest_share: float  # how many of them do
+    images: list[int]  # the most typical ones: positions among the training images
+    names: list[str]  # files of these, or numbers
 
 
 class Evaluation(TypedDict, total=False):
@@ -237,7 +248,7 @@ class Evaluation(TypedDict, total=False):
         leave_one_out: Share of the labels that the other labels agree with.
         label_errors: Suspected label errors, the most suspect first.
         suggestions: What to label next, best first.
-        new_classes: Likely new classes, the largest first.
+        new_classes: Groups of out-of-class images, the largest first.
         supervised: Accuracy, ECE and AUROC of the supervised baseline.
     """
 
@@ -265,7 +276,7 @@ class Evaluation(TypedDict, total=False):
     leave_one_out: float
     label_errors: list[LabelError]
     suggestions: list[Suggestion]
-    new_classes: list[Suggestion]
+    new_classes: list[NewClassFigures]
     supervised: dict[str, float]
 
 

@@ -56,6 +56,7 @@ from ropaws.run.outputs import (
 from ropaws.training.checkpoint import BESIDE, COPIES, load_model, weight_bytes
 
 if TYPE_CHECKING:
+    from ropaws.run.discover import Discovery
     from ropaws.run.export_model import ExportedFile, Format
     from ropaws.run.predict import ImageSource, Prediction
     from ropaws.run.results import Evaluation, Suggestion
@@ -479,6 +480,29 @@ class Run:
         from ropaws.run.suggest import suggest
 
         return suggest(self, n=n)
+
+    def discover(
+        self,
+        sources: "Sequence[Path | str]" = (),
+        *,
+        groups: int | None = None,
+        threshold: float | None = None,
+    ) -> "Discovery":
+        """Likely new classes: groups among the images that belong to no known class.
+
+        Args:
+            sources: Images to look at: folders, tables, .npz files; by default the run's unlabeled pool, for
+                which the network is not needed again.
+            groups: How many; by default as many kinds as there seem to be.
+            threshold: In-domain probability below which an image is out-of-class; by default the run's.
+
+        >>> found = Run("runs/mine").discover()
+        >>> found.out_of_class >= sum(len(group.members) for group in found.groups)
+        True
+        """
+        from ropaws.run.discover import discover
+
+        return discover(self, sources, groups=groups, threshold=threshold)
 
     def report(self, out: Path | str | None = None, *, baseline: Path | str | None = None) -> Path:
         """Write one self-contained page about the run, evaluating it first if that was not done.

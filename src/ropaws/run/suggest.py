@@ -1,6 +1,6 @@
 """What to label next, with the reason of each suggestion in words: in a run, or of images alone."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -8,33 +8,33 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ropaws.classify.in_class_share import BORDER
 from ropaws.classify.pool_prior import in_class_probability
 from ropaws.core.features import main_points
 from ropaws.core.files import read_json, write_json
 from ropaws.core.labels import UNLABELED, class_names_of, label_codes
 from ropaws.core.run_layout import EVALUATION
-from ropaws.core.terminal import watch_files
 from ropaws.embedding.backbones import PRETRAINED
 from ropaws.embedding.embedder import Embedded, Embedder, open_images
 from ropaws.insight import suggestions
 from ropaws.insight.label_choice import class_probs
 from ropaws.pool.listing import Sources
+from ropaws.run.discover import Seen, discover, features_of_rows, groups_among, has_images, keep_groups
 from ropaws.run.gallery import add_thumbnails
 from ropaws.run.manifest import model_digest
-from ropaws.run.results import Suggestion
-from ropaws.run.run import BATCH, POOL, Run, open_run
+from ropaws.run.results import NewClassFigures, Suggestion
+from ropaws.run.run import POOL, Run, open_run
 
 SUGGESTIONS = 50
-NEW_CLASSES = 5
 SURE = 0.8  # probability above which a suggestion is not about two classes
-KIND, NEW_KIND = "in-class", "new class"
+KIND = "in-class"
 
 
 class SuggestionLists(NamedTuple):
     """The two lists."""
 
     suggestions: list[Suggestion]
-    new_classes: list[Suggestion]  # centers of clusters of likely out-of-class images
+    new_classes: list[NewClassFigures]  # groups of images that are likely out-of-class, the largest first
 
 
 def suggest(
@@ -64,10 +64,10 @@ def suggest(
 
 
 def suggest_and_keep(
-    run: Run, n: int = SUGGESTIONS, *, new: int = NEW_CLASSES, strategy: str = suggestions.OURS
+    run: Run, n: int = SUGGESTIONS, *, new: bool = True, strategy: str = suggestions.OURS
 ) -> SuggestionLists:
-    """Both lists, which replace those of RUN/evaluation.json.   new: likely new classes, at most"""
-    check_counts(n, new)
+    """Both lists, which replace those of RUN/evaluation.json.   new: also look for new classes"""
+    check_count(n)
     model_digest(run.path)  # raises an error for a run that is not finished
     found = find_suggestions(run, n, new=new, strategy=strategy)
     try:
@@ -75,24 +75,24 @@ def suggest_and_keep(
     except (OSError, ValueError):
         results = {}
     results = results if isinstance(results, dict) else {}
-    write_json(run.path / EVALUATION, {**results, **found._asdict()})
+    write_json(run.path / EVALUATION, {**results, "suggestions": found.suggestions})
     try:
-        add_thumbnails(run, [item["image"] for item in (*found.suggestions, *found.new_classes)])
+        add_thumbnails(run, [item["image"] for item in found.suggestions])
     except (OSError, ValueError) as error:
         run.say(f"The report will lack thumbnails of new suggestions: {error}")
+    if new:
+        keep_groups(run, found.new_classes)
     return found
 
 
-def check_counts(n: int, new: int) -> None:
-    """Raise an error for numbers that make no list."""
+def check_count(n: int) -> None:
+    """Raise an error for a number that makes no list."""
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
-    if new < 0:
-        raise ValueError(f"new-classes must be at least 0 (none), got {new}")
 
 
 def find_suggestions(
-    run: Run, count: int, *, new: int = NEW_CLASSES, strategy: str = suggestions.OURS
+    run: Run, count: int, *, new: bool = True, strategy: str = suggestions.OURS
 ) -> SuggestionLists:
     """The unlabeled images most worth a label, and likely new classes, with the reason of each."""
     pool, labeled = run.pool, run.support
@@ -110,43 +110,33 @@ def find_suggestions(
         in_class=in_class,
         strategy=strategy,
     )
-    clusters = suggestions.new_classes(features, labels, in_class, most=new)
     names, positions = [pool.name(row) for row in range(len(pool.positions))], pool.positions.tolist()
-    return in_words(picks, clusters, in_class, probs, run.class_names, names, positions)
+    found = in_words(picks, in_class, probs, run.class_names, names, positions)
+    groups = discover(run).groups if new else ()
+    return SuggestionLists(found, [group.figures() for group in groups])
 
 
 def in_words(
     picks: Sequence[suggestions.Suggestion],
-    clusters: Sequence[suggestions.NewClass],
     in_class: Tensor,
     probs: Tensor,
     class_names: Sequence[str],
     names: Sequence[str],
     positions: Sequence[int],
-) -> SuggestionLists:
-    """Both lists for people. in_class (n,), probs (n, c), names and positions of the rows."""
-
-    def item(rank: int, row: int, kind: str, reason: str, stands_for: int) -> Suggestion:
-        return {
+) -> list[Suggestion]:
+    """For people. in_class (n,), probs (n, c), names and positions of the rows."""
+    return [
+        {
             "rank": rank,
-            "image": positions[row],
-            "name": names[row],
-            "kind": kind,
-            "reason": reason,
-            "in_domain": float(in_class[row]),
-            "stands_for": stands_for,
+            "image": positions[pick.position],
+            "name": names[pick.position],
+            "kind": KIND,
+            "reason": _reason(pick, probs[pick.position], class_names),
+            "in_domain": float(in_class[pick.position]),
+            "stands_for": pick.stands_for,
         }
-
-    found = [
-        item(rank, pick.position, KIND, _reason(pick, probs[pick.position], class_names), pick.stands_for)
         for rank, pick in enumerate(picks, start=1)
     ]
-    center = "a likely new class: the center of {:,} similar out-of-class images"
-    new = [
-        item(rank, cluster.position, NEW_KIND, center.format(cluster.stands_for), cluster.stands_for)
-        for rank, cluster in enumerate(clusters, start=1)
-    ]
-    return SuggestionLists(found, new)
 
 
 def _reason(pick: suggestions.Suggestion, probs: Tensor, names: Sequence[str]) -> str:
@@ -160,28 +150,12 @@ def _reason(pick: suggestions.Suggestion, probs: Tensor, names: Sequence[str]) -
     return f"{first} or {names[classes[1]]} ({likely[1]:.0%})? {others}"
 
 
-def has_images(run: Run) -> bool:
-    """Are the images of the run where they were?"""
-    try:
-        return len(run.corpus.train_images) > 0
-    except (OSError, ValueError):
-        return False
-
-
 def _features(run: Run) -> Tensor:
     """What the backbone says of the pool and of the labels; the embedding where the images are gone."""
-    pool, labeled = run.pool, run.support
-    try:
-        images = run.corpus.train_images
-    except (OSError, ValueError) as error:
-        run.say(f"The images are not available ({error}); neighbors are those of the run's embedding.")
-        return torch.cat([pool.outputs.embedding, labeled.embeddings])
-    rows = torch.cat([pool.positions, run.facts.split.indices])
-    parts: Iterable[Tensor] = rows.split(BATCH)
-    if len(rows) > BATCH:  # a large pool takes minutes
-        title = f"Features of {len(rows):,} images, batches"
-        parts = watch_files(run.console)(parts, title, len(rows.split(BATCH)))
-    return torch.cat([run.features(images, part) for part in parts])
+    if not has_images(run):
+        run.say("The images are not available; neighbors are those of the run's embedding.")
+        return torch.cat([run.pool.outputs.embedding, run.support.embeddings])
+    return features_of_rows(run, torch.cat([run.pool.positions, run.facts.split.indices]))
 
 
 FIRST = 20
@@ -218,7 +192,7 @@ def first_suggestions(
         ValueError: A source has no images, or n is below 1.
     """
     embedder = Embedder(backbone, init=init, cache=cache, device=device, console=console)
-    return find_first(sources, labeled, embedder, n, new=0).suggestions
+    return find_first(sources, labeled, embedder, n, new=False).suggestions
 
 
 def find_first(
@@ -227,17 +201,17 @@ def find_first(
     embedder: Embedder,
     n: int = FIRST,
     *,
-    new: int = NEW_CLASSES,
+    new: bool = True,
     strategy: str = suggestions.OURS,
 ) -> SuggestionLists:
     """Both lists of images that no run has seen."""
-    check_counts(n, new)
+    check_count(n)
     if not sources:
         raise ValueError("name the unlabeled images to choose from: folders, images, tables or .npz files")
     return _choose(embedder.embed(open_images(sources, labeled)), n, new, strategy)
 
 
-def _choose(images: Embedded, n: int, new: int, strategy: str) -> SuggestionLists:
+def _choose(images: Embedded, n: int, new: bool, strategy: str) -> SuggestionLists:
     names = class_names_of(images.labels)
     labels = torch.tensor(label_codes(images.labels, names), dtype=torch.long)
     features, classes = torch.from_numpy(images.features), max(1, len(names))
@@ -246,6 +220,8 @@ def _choose(images: Embedded, n: int, new: int, strategy: str) -> SuggestionList
     picks = suggestions.suggest(
         features, labels, classes=classes, count=n, in_class=in_class, probs=probs, strategy=strategy
     )
-    clusters = suggestions.new_classes(features, labels, in_class, most=new)
     positions = cast(list[int], images.kept.tolist())
-    return in_words(picks, clusters, in_class, probs, names, images.names, positions)
+    found = in_words(picks, in_class, probs, names, images.names, positions)
+    seen = Seen(features, labels, in_class, probs, images.names, positions)
+    groups = groups_among(seen, names, threshold=BORDER) if new and names else ()
+    return SuggestionLists(found, [group.figures() for group in groups])
