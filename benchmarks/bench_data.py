@@ -13,6 +13,7 @@ and as unseen_images those of two other kinds.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -42,13 +43,18 @@ def write(
     tests: tuple[Array, Array],
     out_tests: Array,
     names: list[str],
-    unseen: list[Array],
+    unseen: Sequence[Array] = (),
 ) -> None:
     def joined(part: tuple[Array, Array], extra: Array) -> tuple[Array, Array]:
         labels = np.concatenate([part[1], np.full(len(extra), -1)])
         return np.concatenate([part[0], extra]), labels
 
     train, test = joined(inside, outside), joined(tests, out_tests)
+    others = (
+        {"unseen_images": np.concatenate([spread(images, UNSEEN_TESTS) for images in unseen])}
+        if unseen
+        else {}
+    )
     np.savez(
         path,
         train_images=train[0],
@@ -56,7 +62,7 @@ def write(
         test_images=test[0],
         test_labels=test[1],
         class_names=np.array(names),
-        unseen_images=np.concatenate([spread(images, UNSEEN_TESTS) for images in unseen]),
+        **others,
     )
     print(f"{path}: {len(inside[0]):,} in-class and {len(outside):,} out-of-class training images")
 

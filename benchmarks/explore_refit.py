@@ -15,9 +15,9 @@ import torch
 from timing import write_results
 
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
-from ropaws.explore import fitting, layout
+from ropaws.explore import fitting
 from ropaws.explore.fitting import Answered
-from ropaws.insight import pool_map
+from ropaws.insight import neighbors, pool_map
 
 SIZES = (1_000, 10_000, 100_000)
 CLASSES, LABELS, DIMS = 10, 8, 256
@@ -47,7 +47,7 @@ def measured(images: int) -> dict[str, float]:
     fitted = timed("refit", lambda: fitting.fit_round(points, answered, lambda *_: None))
     timed("accuracy estimate", lambda: fitting.estimate(points, answered, fitted, lambda *_: None))
     timed("map", lambda: pool_map.full_map(points))
-    timed("near duplicates", lambda: layout.near_duplicates(points))
+    timed("near duplicates", lambda: neighbors.near_duplicates(points))
     return seconds
 
 

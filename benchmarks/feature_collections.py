@@ -36,7 +36,7 @@ class Network(NamedTuple):
 
     backbone: str = "efficientnet-lite0"
     init: Path | str = "pretrained"
-    views: int = 4  # random views of a training image
+    views: int = 1  # random views of a training image, as the product makes them
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:

@@ -925,6 +925,79 @@ HOSTILE = {  # beginning of a reader's name: row of the table
 }
 
 
+SCHEDULED = {
+    "supervised": "supervised",
+    "paws": "PAWS",
+    "ropaws-paper": "RoPAWS, as in the paper",
+    "ropaws": "RoPAWS, our settings from scratch",
+}
+
+
+def long_schedule() -> str:
+    """The end of every finished run; means over seeds where there are several."""
+    groups: dict[tuple, list[dict]] = {}
+    for cell in read("long_schedule")["cells"]:
+        groups.setdefault((cell["data"], cell["labels"], cell["epochs"], cell["entry"]), []).append(cell)
+    measures = (*MEASURES, "pseudo_accuracy", "weight_in", "weight_out")
+    heads = ("accuracy", "AUROC", "conf. in", "conf. out", "ECE", "pseudo-labels", "weight in", "weight out")
+    rows = [["pool", "labels", "epochs", "steps", "method", "seeds", *heads]]
+    for (data, labels, epochs, entry), cells in groups.items():
+        ends = [cell["curve"][-1] for cell in cells]
+        shown = [_mean_percent([end[name] for end in ends]) if name in ends[0] else "-" for name in measures]
+        name = SCHEDULED.get(entry, entry)
+        rows.append([data, str(labels), str(epochs), f"{cells[0]['steps']:,}", name, str(len(cells)), *shown])
+    return table(rows) if groups else "No run is finished yet."
+
+
+def _mean_percent(values: list[float]) -> str:
+    mean = 100 * statistics.mean(values)
+    return f"{mean:.1f}" if len(values) == 1 else f"{mean:.1f}±{100 * statistics.stdev(values):.1f}"
+
+
+def long_schedule_left() -> str:
+    found = read("long_schedule")
+    begun = ", ".join(f"`{name}` ({steps:,} steps)" for name, steps in found["begun"].items()) or "none"
+    done = len(found["cells"])
+    total = done + len(found["begun"]) + len(found["waiting"])
+    return f"{done} of {total} runs are finished. Begun: {begun}. The other {len(found['waiting'])} wait."
+
+
+def full_scale() -> str:
+    """A row for each kind of step, with the recipes that have it."""
+    found = read("full_scale")
+    gpus = list(found["published"])
+    head = ["recipes", "processes", "unlabeled", "supports", "memory, GB", "TFLOP", "messages", "MB"]
+    rows = [[*head, "steps", *(f"hours, {gpu}" for gpu in gpus)]]
+    for row in found["rows"].values():
+        first, *more = row["recipes"]
+        names = f"`{first}`" + (
+            f" and {len(more)} more" if len(more) > 1 else "".join(f", `{m}`" for m in more)
+        )
+        steps, hours = row["steps"].values(), row["hours"].values()
+        rows.append(
+            [
+                names,
+                str(row["processes"]),
+                f"{row['unlabeled']} x {row['views']}",
+                f"{row['labeled']:,}",
+                f"{row['memory_gb']:.1f}",
+                f"{row['tflops']:.1f}",
+                str(row["messages"]) if row["processes"] > 1 else "-",
+                f"{row['received_mb']:.0f}" if row["processes"] > 1 else "-",
+                _from_to([f"{value:,}" for value in sorted(steps)]),
+                *(
+                    _from_to([f"{value:.1f}" for value in sorted(each[gpu] for each in hours)])
+                    for gpu in gpus
+                ),
+            ]
+        )
+    return table(rows)
+
+
+def _from_to(values: list[str]) -> str:
+    return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
+
+
 BENCHES = {
     "hostile": hostile,
     "bench-features": lambda: bench("bench_features"),
@@ -936,6 +1009,9 @@ BENCHES = {
     "reading-ways": reading_ways,
     "export-files": export_files,
     "export-int8": export_int8,
+    "long-schedule": long_schedule,
+    "long-schedule-left": long_schedule_left,
+    "full-scale": full_scale,
 }
 
 

@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 import ropaws
-from ropaws.core import distributed
+from ropaws.core import cores, distributed
 from ropaws.core.distributed import Rank, planned, share
 from ropaws.core.files import write_json
+from ropaws.core.hardware import choose_threads
 from ropaws.core.randomness import SupportConfig, support_share
 from ropaws.embedding.efficientnet_lite import weight_file
 from ropaws.pool.streaming import ImageStack
@@ -26,6 +27,7 @@ from ropaws.run.train import _contents
 from tests import tiny
 from tests.methods.rivals import RIVALS
 from tests.photos import make_photos
+from tests.torchrun_worker import steady_config
 
 ROOT = Path(__file__).parent.parent
 WORKER = ROOT / "tests/torchrun_worker.py"
@@ -50,7 +52,7 @@ def torchrun(processes, *command, **options):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         **options,
     )
 
@@ -60,7 +62,7 @@ def run_worker(folder, processes, *tasks):
     if processes == 1:
         command = [sys.executable, str(WORKER), str(folder), *tasks]
         done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=240, check=False
+            command, env=environment(), capture_output=True, text=True, timeout=600, check=False
         )
     else:
         done = torchrun(processes, WORKER, folder, *tasks, check=False)
@@ -72,14 +74,15 @@ def run_worker(folder, processes, *tasks):
 @pytest.fixture(scope="module")
 def in_one(tmp_path_factory):
     """What the tasks find in a single process."""
-    return run_worker(tmp_path_factory.mktemp("one"), 1, "steps", "synced_norm")
+    return run_worker(tmp_path_factory.mktemp("one"), 1, "steps", "synced_norm", "trained")
 
 
 @pytest.fixture(scope="module")
 def in_two(tmp_path_factory):
     """What the tasks find in two processes, which are started once for all of them."""
     folder = tmp_path_factory.mktemp("two")
-    return run_worker(folder, 2, "steps", "synced_norm", "functions", "left_out", "other_data")
+    tasks = ("steps", "synced_norm", "functions", "left_out", "threads", "trained", "other_data")
+    return run_worker(folder, 2, *tasks)
 
 
 def test_loss_gradients_and_statistics_of_two_processes_are_those_of_one(in_one, in_two):
@@ -169,14 +172,13 @@ def test_files_that_are_read_while_training_are_compared_one_by_one(tmp_path):
     assert [items[1] for items in seen] == [f"{names[1]} (10 bytes)", f"{names[1]} (11 bytes)"]
 
 
-@pytest.mark.parametrize("said", [None, "3"])
-def test_processes_share_the_cores_unless_the_user_says_otherwise(tmp_path, monkeypatch, said):
-    chosen = {name: value for name, value in environment().items() if name != "OMP_NUM_THREADS"}
-    if said is not None:
-        chosen["OMP_NUM_THREADS"] = said
-    monkeypatch.setattr("tests.test_distributed.environment", lambda: chosen)
-    found = run_worker(tmp_path, 2, "threads")["threads"]["threads"]
-    assert found == [1, 4 if said is None else 1, 3, 1]
+def test_processes_share_the_cores_unless_the_user_says_otherwise(in_two, monkeypatch):
+    """torchrun has said 1 thread, which is taken for not chosen: half of eight cores, or as many as asked."""
+    assert in_two["threads"]["threads"] == [1, 4, 3, 1]
+    monkeypatch.setattr(cores, "available_cores", lambda: 8)
+    torchrun_says = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
+    assert choose_threads({**torchrun_says, "OMP_NUM_THREADS": "1"}, 1) == 4
+    assert choose_threads({**torchrun_says, "OMP_NUM_THREADS": "3"}, 3) == 3
 
 
 def test_batch_norm_sees_the_global_batch(in_one, in_two):
@@ -189,17 +191,7 @@ def test_batch_norm_sees_the_global_batch(in_one, in_two):
 
 @pytest.fixture
 def settings(tmp_path):
-    data = tiny.write_data(tmp_path / "data.npz")
-    config = tiny.config(data, steps=6, checkpoint_every=2)
-    # Without equalize and solarize: they jump, and would make much of the last digit of a pixel. In fp32 and
-    # with small steps on every machine: large ones make much of rounding, which differs between CPUs.
-    config = replace(
-        config,
-        augment=replace(config.augment, solarize=0.0, equalize=0.0),
-        support=replace(config.support, views=4),
-        train=replace(config.train, batch=32, precision="fp32"),
-        optim=replace(config.optim, start=config.optim.start / 8, peak=config.optim.peak / 8),
-    )
+    config = steady_config(tmp_path, checkpoint_every=2)
     write_json(tmp_path / "config.json", to_json(config))
     return config
 
@@ -235,32 +227,29 @@ def assert_close_runs(one, two):
     assert_close_weights(one, two)
 
 
-def test_a_run_of_two_processes_is_that_of_one(settings, tmp_path):
-    one = ropaws.train(settings, tmp_path / "one")
+def test_a_run_of_two_processes_is_that_of_one(settings, tmp_path, in_one):
+    one = Path(in_one["trained"]["runs"]) / "fp32"
     done = train_with(2, tmp_path, tmp_path / "two")
     assert done.stdout.count("Trained:") == 1  # only one process speaks
     assert "find_unused_parameters" not in done.stderr  # nor does torch, of what a person cannot change
+    assert (tmp_path / "two" / "report.html").exists()
     names = load_file(tmp_path / "two" / "model.safetensors").keys()
     assert names == load_file(one / "model.safetensors").keys()  # no prefix of what wraps the model
     assert_close_runs(one, tmp_path / "two")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])  # fp32: above
-def test_two_processes_train_in_half_precision(settings, tmp_path, precision):
-    train_with(2, tmp_path, tmp_path / "run", "--no-report", "--train.precision", precision)
-    one = replace(settings, train=replace(settings.train, precision=precision))
-    losses = [
-        [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-        for run in (tmp_path / "run", ropaws.train(one, tmp_path / "one"))
-    ]
-    assert losses[0] == pytest.approx(losses[1], abs=0.05)
+def test_two_processes_train_in_half_precision(in_one, in_two, precision):
+    assert len(in_two["trained"][precision]) == 6
+    assert in_two["trained"][precision] == pytest.approx(in_one["trained"][precision], abs=0.05)
 
 
 FORCED = pytest.param(("--train.precision", "fp32"), marks=pytest.mark.slow)
+DEMO = pytest.param(0, marks=pytest.mark.slow)  # its whole pool; what is of two processes: above
 
 
 @pytest.mark.parametrize("options", [(), FORCED])
-@pytest.mark.parametrize("line", [0, 1])
+@pytest.mark.parametrize("line", [DEMO, 1])
 def test_the_commands_of_the_page_on_scale_run(tmp_path, line, options):
     """The demo, and frozen features of a person's own images; with the precision that this CPU is fast at."""
     if line == 1 and weight_file() is None:
@@ -268,20 +257,20 @@ def test_the_commands_of_the_page_on_scale_run(tmp_path, line, options):
     make_photos(tmp_path)
     page = (ROOT / "docs/scale.md").read_text()
     command = re.findall(r"^torchrun --nproc-per-node 2 (.*)$", page, re.M)[line].split()
-    done = torchrun(2, *command, *options, "--train.steps", 6, cwd=tmp_path, check=False)
+    done = torchrun(2, *command, *options, "--train.steps", 6, "--no-report", cwd=tmp_path, check=False)
     assert "Trained:" in done.stdout, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
-    assert (run / "report.html").exists()
     assert json.loads((run / "environment.json").read_text())["processes"] == 2
 
 
-def test_a_run_may_be_resumed_with_another_number_of_processes(settings, tmp_path):
-    whole = ropaws.train(settings, tmp_path / "whole")
-    train_with(2, tmp_path, tmp_path / "part", "--no-report")
+def test_a_run_may_be_resumed_with_another_number_of_processes(in_one, in_two, tmp_path):
+    whole, two = (Path(found["trained"]["runs"]) / "fp32" for found in (in_one, in_two))
+    part = tiny.copy(two, tmp_path / "part")
     # Back to the checkpoint before the last, as if it had been killed there.
-    (tmp_path / "part" / "checkpoint.previous.pt").replace(tmp_path / "part" / "checkpoint.pt")
-    ropaws.resume(tmp_path / "part")
-    assert_close_weights(whole, tmp_path / "part")
+    (part / "checkpoint.previous.pt").replace(part / "checkpoint.pt")
+    (part / "model.safetensors").unlink()
+    ropaws.resume(part)
+    assert_close_weights(whole, part)
 
 
 def test_sigterm_to_one_process_ends_all_with_a_checkpoint(settings, tmp_path):
@@ -301,15 +290,12 @@ def test_sigterm_to_one_process_ends_all_with_a_checkpoint(settings, tmp_path):
     assert checkpoint["next_step"] == metrics.read_text().count("\n")
 
 
-def test_batches_that_cannot_be_shared_are_refused(settings, tmp_path):
-    odd = replace(settings, train=replace(settings.train, batch=9))  # the pool has 40 images
-    write_json(tmp_path / "config.json", to_json(odd))
-    done = torchrun(
-        2, "-m", "ropaws", "train", tmp_path / "config.json", "--out", tmp_path / "run", check=False
+def test_batches_that_cannot_be_shared_are_refused(in_two):
+    assert (
+        "train.batch=9 cannot be shared out evenly to 2 processes; use a multiple of 2"
+        in (in_two["trained"]["odd"])
     )
-    assert done.returncode != 0
-    assert "train.batch=9 cannot be shared out evenly to 2 processes; use a multiple of 2" in done.stderr
-    assert not (tmp_path / "run/config.json").exists()  # torchrun may kill the first before it has tidied up
+    assert not (Path(in_two["trained"]["runs"]) / "odd/config.json").exists()
 
 
 def start_alone(rank, folder, *options, **variables):

@@ -3,11 +3,13 @@
 python tests/torchrun_worker.py FOLDER TASK ...    the first process writes FOLDER/TASK-PROCESSES.pt
 """
 
+import json
 import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -24,7 +26,8 @@ from ropaws.pool.augment import AugmentConfig, Normalization
 from ropaws.pool.reading import no_watch
 from ropaws.pool.sources import DataConfig, load_corpus
 from ropaws.pool.streaming import ImageStack
-from ropaws.run.train import TrainInputs, train
+from ropaws.run.config import read_config
+from ropaws.run.train import TrainInputs, resume, train
 from ropaws.training.loaders import BatchStream, PoolPass, TrainingData
 from ropaws.training.loop import Step
 from tests import tiny
@@ -252,13 +255,56 @@ def streamed(rank):
     return ""
 
 
+def steady_config(folder, **train):
+    """A tiny run that processes can share, whose last digits hardly move."""
+    config = tiny.config(tiny.write_data(folder / "data.npz"), **{"steps": 6, "batch": 32, **train})
+    # Without equalize and solarize: they jump, and would make much of the last digit of a pixel. In fp32 and
+    # with small steps on every machine: large ones make much of rounding, which differs between CPUs.
+    return replace(
+        config,
+        augment=replace(config.augment, solarize=0.0, equalize=0.0),
+        support=replace(config.support, views=4),
+        optim=replace(config.optim, start=config.optim.start / 8, peak=config.optim.peak / 8),
+    )
+
+
+def trained():
+    """Losses of a tiny run in each precision, and what is said of a batch that cannot be shared out."""
+    rank, size, _ = distributed.place()
+    folder = Path(sys.argv[1]) / f"trained{rank}-{size}"  # the data; the first process writes the runs
+    folder.mkdir()
+    config = steady_config(folder, checkpoint_every=2)
+    runs = Path(sys.argv[1]) / f"runs-{size}"
+    found = {"runs": str(runs), "odd": ""}
+    for precision in ("fp32", "bf16", "fp16"):
+        run = runs / precision
+        train(replace(config, train=replace(config.train, precision=precision)), run)
+        distributed.wait_for_all()
+        found[precision] = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").open()]
+    try:
+        train(steady_config(folder, batch=9, steps=1), runs / "odd")  # the pool has 40 images
+    except ValueError as error:
+        found["odd"] = str(error)
+    return found
+
+
+def frozen():
+    """Train a run on frozen features from FOLDER/config.json, and resume FOLDER/resumed of one process."""
+    folder = Path(sys.argv[1])
+    config = read_config(folder / "config.json")
+    train(replace(config, data=replace(config.data, feature_cache=folder / "b")), folder / "two")
+    resume(folder / "resumed")
+    return {}
+
+
 def threads():
     """As many as torchrun says, as are the process's share of eight cores, and as are asked for."""
-    cores.available_cores = lambda: 8
     found = [torch.get_num_threads()]
-    for asked in (None, 3):
-        with threads_for(asked):
-            found.append(torch.get_num_threads())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cores, "available_cores", lambda: 8)
+        for asked in (None, 3):
+            with threads_for(asked):
+                found.append(torch.get_num_threads())
     return {"threads": [*found, torch.get_num_threads()]}
 
 
@@ -328,7 +374,7 @@ def normalized(kind):
 def main(folder, *names):
     with distributed.joined(torch.device("cpu")) as at:
         torch.set_num_threads(1)
-        tasks = (steps, functions, synced_norm, left_out, other_data, threads)
+        tasks = (steps, functions, synced_norm, left_out, other_data, threads, trained, frozen)
         for task in names:
             results = {function.__name__: function for function in tasks}[task]()
             if at.rank == 0:

@@ -1,16 +1,17 @@
-/** Milliseconds of what the map does, with 100,000 points on 1280 x 800 pixels; map_speed.py keeps them. */
+/** Milliseconds of what the map does, with 100,000 points and a million; map_speed.py keeps them. */
 import { pointColors } from "/web/colors.js";
 import { PointIndex, bounds, fit, lassoed, pan, zoomAt } from "/web/geometry.js";
+import { filterOf, maskOf } from "/web/filters.js";
 import { MapCanvas } from "/web/map_canvas.js";
+import { clusterNames } from "/web/map_names.js";
 
-const POINTS = 100_000;
+const SIZES = [100_000, 1_000_000];
 const LABELED = 1_000;
-const FRAMES = 120;
+const FRAMES = 60;
 const CLASSES = Array.from({ length: 10 }, (_, id) => ({ id, name: `class ${id}` }));
 
-/** Ten clouds of points. */
-function makeColumns() {
-  const n = POINTS;
+/** Ten clouds of points. @param {number} n */
+function makeColumns(n) {
   const normal = () => Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
   const kind = Int16Array.from({ length: n }, (_, i) => i % 10);
   const around = (/** @type {(angle: number) => number} */ wave) =>
@@ -52,45 +53,60 @@ async function dragged(canvas, scene) {
   return { draw: summary(times.slice(10)), between_frames: summary(gaps.slice(10)) };
 }
 
-async function main() {
-  const columns = makeColumns();
-  const canvas = new MapCanvas(/** @type {HTMLCanvasElement} */ (document.getElementById("canvas")));
+/** @param {number} points @param {{slowCard?: boolean, noCard?: boolean}} options */
+async function measure(points, options) {
+  const columns = makeColumns(points);
+  const element = document.createElement("canvas");
+  document.body.replaceChildren(element);
+  const canvas = new MapCanvas(element, options);
+  if (options.slowCard && !canvas.card) return null;
   canvas.resize();
   const view = fit(bounds(columns.x, columns.y), canvas.size);
   const colors = pointColors(columns, "predicted", CLASSES, false);
-  const scene = {
-    columns,
-    view,
-    fitScale: view.scale,
-    colors,
-    mask: null,
-    selection: new Set(),
-    hovered: 1,
-    lasso: [],
-    dark: false,
-  };
+  const names = clusterNames(columns, "predicted", CLASSES);
+  const marks = { mask: null, selected: new Uint32Array(), hovered: 1, lasso: [], dark: false, names };
+  const scene = { columns, view, fitScale: view.scale, colors, ...marks };
   const close = zoomAt(view, canvas.size, 640, 400, 4, { least: 0, most: 1e9 });
+  const half = Uint32Array.from({ length: points / 2 }, (_, i) => 2 * i);
+  const frames = {
+    whole_map: await dragged(canvas, { ...scene }),
+    while_moving: await dragged(canvas, { ...scene, moving: true }),
+    zoomed_four_times: await dragged(canvas, { ...scene, view: close, moving: true }),
+    half_selected: await dragged(canvas, { ...scene, selected: half }),
+  };
+  return { frames, columns, view };
+}
+
+/** What does not depend on how points are drawn. @param {ReturnType<typeof makeColumns>} columns @param {{scale: number}} view */
+function reckon(columns, view) {
   /** @type {PointIndex | null} */
   let index = null;
   const indexing = milliseconds(() => (index = new PointIndex(columns.x, columns.y)));
   const circle = Array.from({ length: 200 }, (_, k) => [4 * Math.cos(k / 31.8), 4 * Math.sin(k / 31.8)]);
   const hovers = Array.from({ length: 1000 }, () => [8 * Math.random() - 4, 8 * Math.random() - 4]);
-  const half = new Set(Array.from({ length: POINTS / 2 }, (_, i) => 2 * i));
-  const result = {
-    points: POINTS,
-    labeled: LABELED,
-    pixels: [canvas.canvas.width, canvas.canvas.height],
-    milliseconds: {
-      whole_map: await dragged(canvas, { ...scene }),
-      zoomed_four_times: await dragged(canvas, { ...scene, view: close }),
-      half_selected: await dragged(canvas, { ...scene, selection: half }),
-      recolor: milliseconds(() => pointColors(columns, "confidence", CLASSES, true)),
-      index: indexing,
-      hover:
-        milliseconds(() => hovers.forEach(([x, y]) => index?.nearest(x, y, 12 / view.scale))) / hovers.length,
-      lasso: milliseconds(() => lassoed(/** @type {[number, number][]} */ (circle), columns.x, columns.y)),
-    },
+  const filter = { ...filterOf("all"), confidence: [0.5, 1] };
+  return {
+    recolor: milliseconds(() => pointColors(columns, "confidence", CLASSES, true)),
+    names: milliseconds(() => clusterNames(columns, "predicted", CLASSES)),
+    filter: milliseconds(() => maskOf(/** @type {any} */ (filter), columns)),
+    index: indexing,
+    hover:
+      milliseconds(() => hovers.forEach(([x, y]) => index?.nearest(x, y, 12 / view.scale))) / hovers.length,
+    lasso: milliseconds(() => lassoed(/** @type {[number, number][]} */ (circle), columns.x, columns.y)),
   };
+}
+
+async function main() {
+  /** @type {Record<string, any>} */
+  const found = {};
+  for (const points of SIZES) {
+    const canvas = await measure(points, { noCard: true });
+    const card = await measure(points, { slowCard: true });
+    if (!canvas) throw new Error("nothing was drawn");
+    const { columns, view } = canvas;
+    found[points] = { canvas: canvas.frames, webgl: card?.frames ?? null, ...reckon(columns, view) };
+  }
+  const result = { labeled: LABELED, pixels: [innerWidth, innerHeight], milliseconds: found };
   await fetch("/result", { method: "POST", body: JSON.stringify(result) });
 }
 

@@ -182,9 +182,9 @@ class RayOptions:
     """Where and how Ray works."""
 
     address: str | None = None
-    """With --engine ray: of a cluster; auto is that of this machine. By default this machine alone."""
+    """With --engine ray: a cluster, auto: the one here. By default this machine alone."""
     workers: int = 2
-    """With --engine ray: processes that each load the network once."""
+    """With --engine ray: processes with a network each."""
     gpus: float = 0.0
     """With --engine ray: GPUs of each worker; 0.5 lets two share one."""
     part: int = 1000

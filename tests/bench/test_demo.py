@@ -3,8 +3,10 @@ import json
 import numpy as np
 import pytest
 
+from ropaws.bench import bench
 from ropaws.cli.main import main
 from ropaws.pool.sources import DataConfig, load_corpus
+from tests.bench.test_bench import at_once
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,7 @@ def demo(out, *more):
 def test_the_demo_compares_methods_on_features(some_garments, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setattr("ropaws.bench.demo.POOL", some_garments)
+    monkeypatch.setattr(bench, "run_all", at_once)
     out = tmp_path / "demo"
     demo(out, "--steps", "60", "--workers", "1")
     text = capsys.readouterr().out

@@ -44,8 +44,7 @@ def long_tailed(labels, *, seed=0, junk=0):
 TRUE = np.array(UNEQUAL) / sum(UNEQUAL)
 
 
-@pytest.mark.parametrize("labels", [(6, 6, 6), (22, 5, 2)])
-@pytest.mark.parametrize("junk", [0, 300])
+@pytest.mark.parametrize(("labels", "junk"), [((6, 6, 6), 300), ((22, 5, 2), 0)])
 def test_auto_finds_frequencies_and_is_right_more_often_for_it(labels, junk):
     right, error = {"uniform": 0.0, "auto": 0.0, "true": 0.0}, 0.0
     for seed in range(2):

@@ -175,19 +175,6 @@ def test_a_run_that_is_being_trained_is_neither_resumed_nor_evaluated(tmp_path, 
         assert "is being written by" in fails(capsys, *words)
 
 
-def test_a_killed_training_can_be_resumed(tmp_path):
-    base = config_file(tmp_path, steps=150, checkpoint_every=5)
-    run = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-m", "ropaws", "train", str(base), "--out", str(run)],
-                               stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # fmt: skip
-    tiny.wait_for_steps(process, run, 10)
-    process.kill()
-    process.wait()
-    assert (run / LOCK).exists()
-    main(["train", "--resume", str(run), "--no-report"])
-    assert not (run / LOCK).exists()
-
-
 def test_two_predictions_into_one_table_are_refused(tmp_path, capsys, tiny_run, holder):
     out = tmp_path / "out.csv"
     holder(out, "file")

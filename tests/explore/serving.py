@@ -10,6 +10,7 @@ from ropaws.explore.server import bind, build_app, build_server
 from ropaws.explore.session import Session
 
 TOKEN = "t" * 32
+PATIENCE = 240  # seconds that a test waits for what must come, however busy the machine is
 
 
 class Reply:
@@ -35,7 +36,7 @@ class Client:
 
     def send(self, method, path, body=None, headers=None, *, honest=True):
         """honest: with the headers of our own page; a header of None is left out."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         own = {
             "Host": f"127.0.0.1:{self.port}",
             "Origin": self.origin,
@@ -70,7 +71,7 @@ class Client:
     def state(self):
         return self.get(f"/api/state?client={self.tab}").json
 
-    def wait(self, seconds=60):
+    def wait(self, seconds=PATIENCE):
         """Until no job is running."""
         end = time.monotonic() + seconds
         while (state := self.state())["job"] is not None:
@@ -98,5 +99,5 @@ def served(pool, folder, *, read_only=False, background=False):
         yield Client(port), session
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         sock.close()

@@ -11,7 +11,7 @@ import pytest
 from ropaws.cli.explore import open_browser
 from ropaws.explore.guard import MOST_BYTES, kept_token
 from tests.explore.pools import make_pool
-from tests.explore.serving import TOKEN, served
+from tests.explore.serving import PATIENCE, TOKEN, served
 
 SECRET = "the secret of another folder"
 
@@ -72,7 +72,7 @@ def raw(client, *lines, body, is_cut=False):
     """The first line of the answer to a request whose bytes are as given; "" if there is no answer."""
     text = "|".join(("POST /api/labels HTTP/1.1", HONEST, "Content-Type: application/json", *lines))
     head = text.replace("{port}", str(client.port)).replace("{token}", TOKEN).replace("|", "\r\n")
-    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
         connection.sendall(head.encode() + b"\r\n\r\n" + body)
         if is_cut:
             connection.shutdown(socket.SHUT_WR)
@@ -97,7 +97,7 @@ def test_a_connection_that_does_not_get_on_is_closed(server, monkeypatch, sent):
     monkeypatch.setattr("ropaws.explore.server.CONNECTION_SECONDS", 0.3)
     whole = f"GET /web/api.js HTTP/1.1|{HONEST}||".replace("|", "\r\n")
     whole = whole.replace("{port}", str(client.port)).replace("{token}", TOKEN)
-    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
         if sent.startswith(b"whole"):
             connection.sendall(whole.encode())
             assert b" 200 " in connection.recv(1 << 16)
@@ -106,6 +106,7 @@ def test_a_connection_that_does_not_get_on_is_closed(server, monkeypatch, sent):
             connection.sendall(sent)
         while connection.recv(1 << 16):  # raises an error if the server does not close it
             pass
+    monkeypatch.undo()  # a busy machine may need longer for an honest request
     assert client.get("/").status == 200
 
 
@@ -123,7 +124,7 @@ def test_a_request_that_does_not_come_is_given_up(server, monkeypatch):
     client, session = server
     before = session.log.revision
     monkeypatch.setattr("ropaws.explore.guard.READ_SECONDS", 0.2)
-    with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", client.port), timeout=PATIENCE) as connection:
         head = f"POST /api/labels HTTP/1.1|{HONEST}|Content-Type: application/json|Content-Length: 99||"
         text = head.replace("{port}", str(client.port)).replace("{token}", TOKEN).replace("|", "\r\n")
         connection.sendall(text.encode() + b'{"ids":[0]')

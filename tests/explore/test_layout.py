@@ -52,40 +52,6 @@ def test_a_map_is_kept_for_the_same_features_only(tmp_path):
         assert layout.read_map(tmp_path / "map.npz", points) is None
 
 
-def duplicates_one_by_one(points):
-    """The same by all pairs: every image that is in no group yet gathers those after it that are like it."""
-    rows = torch.nn.functional.normalize(points, dim=1)
-    group = np.full(len(rows), -1)
-    for first in range(len(rows)):
-        if group[first] >= 0:
-            continue
-        alike = [
-            other
-            for other in range(first + 1, len(rows))
-            if group[other] < 0 and float(rows[first] @ rows[other]) >= layout.ALIKE
-        ]
-        if alike:
-            group[[first, *alike]] = first
-    return group
-
-
-@pytest.mark.parametrize("noise", [0.001, 0.02, 0.3])
-def test_near_duplicates_are_found(monkeypatch, noise):
-    monkeypatch.setattr(layout, "DUPLICATE_BLOCK", 16)
-    monkeypatch.setattr(layout, "SKETCH", 8)
-    random = torch.Generator().manual_seed(0)
-    points = torch.randn(30, 40, generator=random).repeat(3, 1)
-    points += noise * torch.randn(points.shape, generator=random)
-    found = layout.near_duplicates(points)
-    assert np.array_equal(found, duplicates_one_by_one(points))
-    assert (found >= 0).all() == (noise < 0.1)
-
-
-def test_a_thousand_copies_are_one_group():
-    found = layout.near_duplicates(torch.ones(3000, 16))
-    assert (found == 0).all()
-
-
 def test_a_map_with_any_damaged_byte_is_read_as_it_was_or_not_at_all(tmp_path):
     points = make_points(4)
     plane = pool_map.quick_map(points)

@@ -21,6 +21,7 @@ from ropaws.explore.session import Session
 from ropaws.run.run import Run
 from ropaws.run.sorting import Sorter
 from tests.explore.pools import COUNT, OTHERS, label_some, make_pool, truth
+from tests.explore.serving import PATIENCE
 from tests.photos import NAMES as PHOTO_NAMES
 from tests.photos import fails, make_photos
 
@@ -40,7 +41,7 @@ def session(tmp_path, monkeypatch):
 
 def finish(session, kind, format="csv"):
     line = outputs.export(session, kind, format)
-    session.jobs.wait(240)
+    session.jobs.wait()
     assert session.error is None
     return line
 
@@ -183,7 +184,7 @@ def test_training_needs_two_classes(tmp_path):
 def test_a_failed_training_says_why(session, monkeypatch):
     monkeypatch.setattr(outputs, "training_command", lambda *_, **__: ["train", "--labeled", "nowhere"])
     outputs.export(session, "run")
-    session.jobs.wait(60)
+    session.jobs.wait()
     assert "train failed" in session.error
     assert "nowhere" in session.error
     assert outputs.output_facts(session)["run"] is None
@@ -207,7 +208,7 @@ def test_a_training_ends_with_the_server_that_started_it(tmp_path, signal_number
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout.readline() == "started\n"
         server.send_signal(signal_number)
-        rest, _ = server.communicate(timeout=120)
+        rest, _ = server.communicate(timeout=PATIENCE)
     assert "interrupted" in rest or "Interrupt" in rest
 
 

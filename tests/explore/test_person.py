@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 
 from ropaws.pool.datasets.mixes import embedded_truth
 from ropaws.pool.sources import DataConfig, load_corpus
+from tests.explore.serving import PATIENCE
 
 IMAGES = 240
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat")  # five of the ten kinds of garments
@@ -36,6 +38,8 @@ CANCEL = """() => fetch("/api/cancel", {
   headers: { "Content-Type": "application/json", "X-Ropaws-Client": "test" },
   body: "{}",
 }).then((reply) => reply.status)"""
+
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,7 @@ class Server:
 
     def close(self):
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
         self.process.stdout.close()
 
 
@@ -92,6 +96,7 @@ def started(garments, tmp_path):
 @pytest.fixture
 def page(browser):
     opened = browser.new_page(viewport={"width": 1280, "height": 900})
+    opened.set_default_timeout(1000 * PATIENCE)
     yield opened
     opened.close()
 
@@ -124,42 +129,46 @@ class Person:
 
     def label(self, count):
         for _ in range(count):
-            self.page.wait_for_selector(".tile.cursor:not(.answered)", timeout=60_000)
+            self.page.wait_for_selector(".tile.cursor:not(.answered)")
             self.answer()
-            self.page.wait_for_timeout(30)
 
     def refit(self):
-        self.wait_for_jobs()
+        """One more round, once the page knows that none is under way."""
+        self.wait_for(lambda state: state["job"] is None)
         before = self.state()["round"]
+        self.page.wait_for_selector("#refit:enabled")  # the page is up to a second behind
         self.page.keyboard.press("r")
-        for _ in range(2400):
-            if self.state()["round"] > before:
-                break
-            self.page.wait_for_timeout(50)
+        self.wait_for(lambda state: state["round"] > before)
         self.page.evaluate(CANCEL)  # the slow estimate of the accuracy, which other tests look at
-        self.wait_for_jobs()
-        assert self.state()["error"] is None
-        assert self.state()["round"] > before
-        self.page.wait_for_selector(f"#model-state >> text=Round {self.state()['round']}.")
+        found = self.wait_for(lambda state: state["job"] is None)
+        assert found["error"] is None
+        assert found["pending"] == 0
+        self.page.wait_for_selector(f"#model-state >> text=Round {found['round']}.")
         self.look_at_suggestions()
+
+    def turn_auto_refit_off(self):
+        """A box that the page has unchecked is no proof: it may show the state of the server before."""
+        end = time.monotonic() + PATIENCE
+        while self.state()["auto_refit"]:
+            assert time.monotonic() < end
+            if self.page.is_checked("#auto-refit"):
+                self.page.click("#auto-refit")
+            self.page.wait_for_timeout(100)
 
     def look_at_suggestions(self):
         self.page.click("#views >> text=Suggested")
         self.page.wait_for_selector(".tile.cursor:not(.answered)")
 
-    def wait_for_unlabeled(self, count):
-        for _ in range(600):
-            found = self.state()["counts"]["unlabeled"]
-            if found == count:
-                return
+    def wait_for(self, holds):
+        """Until something holds for the state of the server, which is returned."""
+        end = time.monotonic() + PATIENCE
+        while not holds(state := self.state()):
+            assert time.monotonic() < end, state
             self.page.wait_for_timeout(50)
-        pytest.fail(f"{found} images are unlabeled, not {count}")
+        return state
 
-    def wait_for_jobs(self):
-        for _ in range(2400):
-            if self.state()["job"] is None:
-                return
-            self.page.wait_for_timeout(50)
+    def wait_for_unlabeled(self, count):
+        self.wait_for(lambda state: state["counts"]["unlabeled"] == count)
 
     def state(self):
         return self.page.evaluate("async () => (await fetch('/api/state')).json()")
@@ -185,7 +194,7 @@ def test_from_zero_labels_to_a_classifier(garments, started, page, tmp_path):
     page.goto(server.address)
     person = Person(page, garments[1])
     person.name_classes()
-    page.uncheck("#auto-refit")
+    person.turn_auto_refit_off()
 
     person.label(19)
     name = person.answer()
@@ -205,14 +214,13 @@ def test_from_zero_labels_to_a_classifier(garments, started, page, tmp_path):
     assert said == []  # until the server is gone, nothing was wrong
 
     server.kill()
-    page.wait_for_timeout(300)
     person.answer()  # while the server is away: kept in the browser
-    page.wait_for_selector("#banner:not([hidden])", timeout=20_000)
+    page.wait_for_selector("#banner:not([hidden])")
     server = started()
-    page.wait_for_selector("#banner[hidden]", state="attached", timeout=60_000)
+    page.wait_for_selector("#banner[hidden]", state="attached")
     person.wait_for_unlabeled(IMAGES - 29)  # nothing was lost on either side
-    page.uncheck("#auto-refit")  # the new server has it on
-    person.wait_for_jobs()
+    person.turn_auto_refit_off()  # the new server has it on
+    person.wait_for(lambda state: state["job"] is None)
     said.clear()  # requests that failed while it was away
 
     person.look_at_suggestions()
@@ -222,7 +230,7 @@ def test_from_zero_labels_to_a_classifier(garments, started, page, tmp_path):
     second = person.accuracy()
     for width, height in ((1280, 900), (390, 844)):
         page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_timeout(1500)
+        page.evaluate(DRAWN)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         if shots := os.environ.get("ROPAWS_SCREENSHOTS"):
             page.screenshot(path=f"{shots}/explore-{width}.png")

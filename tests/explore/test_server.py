@@ -95,7 +95,7 @@ def test_classes_over_the_wire(server):
     for _ in range(3):
         assert client.post("/api/undo").status == 200
     assert made not in session.answers.classes
-    client.wait(240)  # merging refits, which adds a round to the log that other tests watch
+    client.wait()  # merging refits, which adds a round to the log that other tests watch
 
 
 def test_thumbnails_are_made_once(server, place):

@@ -19,6 +19,7 @@ from ropaws.explore.jobs import Job
 from ropaws.explore.session import Session
 from ropaws.pool.listing import list_labeled
 from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_points, make_pool, truth
+from tests.explore.serving import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -244,12 +245,12 @@ def test_a_refit_is_cancelled_while_labeling_goes_on(session, monkeypatch):
 
     def slow(points, answered, report):
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         return real(points, answered, report)
 
     monkeypatch.setattr(fitting, "fit_round", slow)
     session.refit()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     assert not session.refit()  # one at a time
     session.label([100], OUT_OF_CLASS, why="grid", tab="tab")  # does not wait
     assert session.state("tab")["job"]["kind"] == "refit"
@@ -261,13 +262,32 @@ def test_a_refit_is_cancelled_while_labeling_goes_on(session, monkeypatch):
     assert session.error is None
 
 
+def test_what_follows_a_job_belongs_to_it(session):
+    """Between a refit and the next one there is no moment in which nothing is under way."""
+    ended, go_on = threading.Event(), threading.Event()
+
+    def follow():
+        ended.set()
+        assert go_on.wait(PATIENCE)
+        session.jobs.start(Job("refit", "again"), lambda job: None)
+
+    session.jobs.start(Job("refit", "first"), lambda job: None, then=follow)
+    assert ended.wait(PATIENCE)
+    assert session.state("tab")["job"]["text"] == "first"
+    with pytest.raises(TimeoutError, match="still first"):
+        session.jobs.wait(0.05)
+    go_on.set()
+    session.jobs.wait()
+    assert session.state("tab")["job"] is None
+
+
 def test_refits_come_by_themselves_and_miss_no_answer(session):
     session.auto_refit = True
     ids = [session.add_class(name, [], tab="tab") for name in NAMES]
     for number in range(24):
         label = OUT_OF_CLASS if truth()[number] == OTHERS else ids[truth()[number]]
         session.label([number], label, why="suggested", tab="tab")
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while session.jobs.shown() is not None or session.pending >= 10:
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -289,7 +309,7 @@ def test_a_failed_refit_says_so_and_keeps_the_last_one(session, monkeypatch):
 def test_a_table_that_cannot_be_written_is_said_and_the_answer_kept(session, monkeypatch):
     monkeypatch.setattr("ropaws.explore.label_table.write_table", _no_space)
     session.add_class("cat", [0], tab="tab")
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while session.table_error is None and time.monotonic() < end:
         time.sleep(0.01)
     assert f"{session.folder / 'labels.csv'} could not be written" in session.state("tab")["error"]
@@ -301,7 +321,7 @@ def test_the_message_of_a_full_disk_goes_away_when_there_is_space(session, monke
     with monkeypatch.context() as full:
         full.setattr("ropaws.explore.label_table.write_table", _no_space)
         session.add_class("cat", [0], tab="tab")
-        end = time.monotonic() + 10
+        end = time.monotonic() + PATIENCE
         while session.table_error is None:
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -616,7 +636,7 @@ def halted(session, monkeypatch):
     def slow(points, answered, report):
         given.append(answered)
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         return real(points, answered, report)
 
     monkeypatch.setattr(fitting, "fit_round", slow)
@@ -632,7 +652,7 @@ def test_undo_during_a_refit_starts_another_with_the_answers_as_they_are(session
     label_some(session)
     session.auto_refit = True
     session.label(np.arange(60, 110).tolist(), OUT_OF_CLASS, why="grid", tab="tab")  # many are none
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     session.undo("tab")
     assert session.state("tab")["pending"] == 12  # nothing was fitted yet
     go_on.set()
@@ -661,7 +681,7 @@ def test_whatever_changes_during_a_refit_is_fitted_when_it_ends(session, halted,
     ids = label_some(session)
     session.auto_refit = True
     session.refit()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     CHANGES[change](session, ids)
     go_on.set()
     session.jobs.wait()
@@ -674,7 +694,7 @@ def test_without_refits_by_themselves_the_page_says_stale(session, halted):
     begun, go_on, given = halted
     label_some(session)
     session.refit()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     session.undo("tab")
     go_on.set()
     session.jobs.wait()
@@ -712,7 +732,7 @@ def test_a_class_that_is_undone_is_not_predicted_any_more(session, halted):
     label_some(session)
     number = session.add_class("moon", others(4), tab="tab")
     session.refit()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     session.undo("tab")
     go_on.set()
     session.jobs.wait()

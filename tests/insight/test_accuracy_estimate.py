@@ -46,15 +46,6 @@ def test_an_audit_is_a_share_with_its_interval():
     assert ae.audit_accuracy(right[:0]) is None
 
 
-@pytest.mark.parametrize("expected", [0.5, 0.8, 0.93, 1.0])
-@pytest.mark.parametrize("within", [0.1, 0.15, 0.3])
-def test_audit_size_is_the_fewest_labels_that_keep_the_promise(within, expected):
-    size = ae.audit_size(within, expected)
-    assert ae.audit_half_width(size - 1, expected) > within
-    assert all(ae.audit_half_width(n, expected) <= within for n in range(size, size + 60))
-    assert size <= ae.audit_size(within)
-
-
 def test_half_widths_are_widest_in_the_middle():
     widths = [ae.audit_half_width(30, share / 30) for share in range(31)]
     assert max(widths) == widths[15] == pytest.approx(0.187, abs=0.001)
@@ -62,8 +53,6 @@ def test_half_widths_are_widest_in_the_middle():
 
 
 def test_wrong_questions_about_audits_are_refused():
-    with pytest.raises(ValueError, match=r"within must be between 0 and 0\.5, got 0\.7"):
-        ae.audit_size(0.7)
     with pytest.raises(ValueError, match="n must be at least 1, got 0"):
         ae.audit_half_width(0)
     with pytest.raises(ValueError, match="expected must be from 0 to 1, got 2"):

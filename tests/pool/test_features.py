@@ -175,16 +175,17 @@ def test_embedded_images_show_their_pixels_and_train_on_their_features():
         EmbeddedImages(pixels[:3], rows())
 
 
-@pytest.mark.parametrize("count", [200, 7])
-def test_principal_components_are_those_of_a_singular_value_decomposition(count):
+@pytest.mark.parametrize(("count", "dims"), [(200, 10), (7, 10), (7, 40)])  # the last are few for so many
+def test_principal_components_are_those_of_a_singular_value_decomposition(count, dims):
     random = np.random.default_rng(0)
-    values = random.normal(size=(count, 10)) * np.linspace(3, 0.1, 10) + 10
+    values = random.normal(size=(count, dims)) * np.linspace(3, 0.1, dims) + 10
     mean, components = principal_components(FeatureRows(torch.from_numpy(values)), 4, block=64)
     rows = values / np.linalg.norm(values, axis=1, keepdims=True)
     expected = np.linalg.svd(rows - rows.mean(axis=0))[2][:4]
     np.testing.assert_allclose(mean, rows.mean(axis=0), rtol=1e-5)
     overlap = np.abs(np.sum(components.numpy() * expected, axis=1))
     np.testing.assert_allclose(overlap, 1, atol=1e-3)
+    np.testing.assert_allclose(components @ components.T, np.eye(4), atol=1e-6)
 
 
 def test_missing_components_are_zeros():

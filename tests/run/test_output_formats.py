@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ropaws.cli.main import main
-from ropaws.insight.pool_map import other_neighbors, pool_map
+from ropaws.insight.pool_map import pool_map
 from ropaws.run.output_formats import Output, write_labels
 from ropaws.run.predict import HeldRows
 from tests.photos import NAMES, fails
@@ -154,17 +154,6 @@ def test_rows_of_an_array_are_not_files(trained, tmp_path, capsys):
     message = fails(capsys, "predict", run, tmp_path / "a.npz", "--out", out, "--format", "fiftyone")
     assert "--format fiftyone names files; write a table" in message
     assert not out.exists()
-
-
-def test_neighbors_are_those_of_a_plain_loop():
-    points = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
-    points[7:20] = points[7]  # more copies than are asked for
-    found = other_neighbors(points, 4)
-    rows = points.numpy() / np.linalg.norm(points.numpy(), axis=1, keepdims=True)
-    cosine = rows @ rows.T
-    np.fill_diagonal(cosine, -np.inf)
-    np.testing.assert_allclose(found.similarity, -np.sort(-cosine, axis=1)[:, :4], atol=1e-5)
-    assert all(number not in row for number, row in enumerate(found.position.tolist()))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

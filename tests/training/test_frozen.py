@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +27,7 @@ from ropaws.pool.rand_augment import StrongView, WeakView
 from ropaws.run.config import embedder_of, to_json
 from ropaws.training.optim import OptimConfig
 from tests import tiny
-from tests.test_distributed import environment, torchrun
+from tests.test_distributed import run_worker
 
 ADAM = OptimConfig(name="adam", peak=1e-3, start=1e-3, end=0.0, warmup=0, weight_decay=0.0)
 
@@ -154,49 +152,29 @@ def test_killed_and_resumed_it_is_the_same_to_the_bit(config, tmp_path, monkeypa
     assert losses(whole) == losses(tmp_path / "run")
 
 
-def test_two_processes_embed_and_train_as_one(config, tmp_path):
-    write_json(tmp_path / "config.json", to_json(config))
-    command = ["-m", "ropaws", "train", tmp_path / "config.json", "--no-report"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    alone = [
-        sys.executable,
-        *map(str, command),
-        "--out",
-        str(one),
-        "--data.feature-cache",
-        str(tmp_path / "a"),
-    ]
-    subprocess.run(alone, env=environment(), check=True, capture_output=True)
-    done = torchrun(2, *command, "--out", two, "--data.feature-cache", tmp_path / "b")
-    assert (two / "model.safetensors").exists(), done.stderr
-    first, second = (load_file(run / "model.safetensors") for run in (one, two))
-    for name, value in first.items():
-        torch.testing.assert_close(second[name], value, atol=1e-5, rtol=1e-4, equal_nan=True)
-    segments = [len(list((tmp_path / name).rglob("*.safetensors"))) for name in "ab"]
-    assert segments == [1, 2]  # each process has written its part
+def last_checkpoint_lost(run, copy):
+    shutil.copytree(run, copy)
+    (copy / "model.safetensors").unlink()
+    (copy / "checkpoint.previous.pt").replace(copy / "checkpoint.pt")
+    return copy
 
 
-def test_it_may_be_resumed_with_another_number_of_processes(config, tmp_path):
+def test_two_processes_embed_train_and_resume_as_one(config, tmp_path):
     """From one to two and from two to one: the norms of the backbone are no business of the optimizer."""
     write_json(tmp_path / "config.json", to_json(config))
-    train = ["-m", "ropaws", "train"]
     one, two = ropaws.train(config, tmp_path / "one"), tmp_path / "two"
-    done = torchrun(2, *train, tmp_path / "config.json", "--no-report", "--out", two)
-    assert (two / "model.safetensors").exists(), done.stderr
-    for run in (one, two):
-        shutil.copytree(run, tmp_path / f"{run.name}-resumed")
-        resumed = tmp_path / f"{run.name}-resumed"
-        (resumed / "model.safetensors").unlink()
-        (resumed / "checkpoint.previous.pt").replace(resumed / "checkpoint.pt")
-    done = torchrun(2, *train, "--resume", tmp_path / "one-resumed", "--no-report")
-    assert (tmp_path / "one-resumed/model.safetensors").exists(), done.stderr
-    ropaws.resume(tmp_path / "two-resumed")
+    by_two = last_checkpoint_lost(one, tmp_path / "resumed")
+    run_worker(tmp_path, 2, "frozen")
+    by_one = last_checkpoint_lost(two, tmp_path / "resumed-alone")
+    ropaws.resume(by_one)
     expected = load_file(one / "model.safetensors")
-    for run in (two, tmp_path / "one-resumed", tmp_path / "two-resumed"):
+    for run in (two, by_two, by_one):
         found = load_file(run / "model.safetensors")
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4, equal_nan=True)
+    segments = [len(list((tmp_path / name).rglob("*.safetensors"))) for name in ("cache", "b")]
+    assert segments == [1, 2]  # each process has written its part
 
 
 def test_a_frozen_run_can_be_fine_tuned_reported_and_asked(config, tmp_path):

@@ -1,7 +1,6 @@
 """A long training is never lost: kills, foreign checkpoints, precision, trackers, large-scale recipes."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 import ropaws
 import ropaws.run.train as training
 from ropaws.core.files import read_json, write_json
+from ropaws.core.locks import LOCK
 from ropaws.core.optimizers import LARS
 from ropaws.core.records import Batch, Losses
 from ropaws.core.run_layout import FORMAT
@@ -27,7 +27,7 @@ from ropaws.run.config import to_json
 from ropaws.training import trackers
 from ropaws.training.loop import fit
 from tests import tiny
-from tests.test_distributed import environment, train_with
+from tests.test_distributed import environment
 
 
 @pytest.fixture
@@ -54,16 +54,15 @@ def kill_after(run, steps, arguments):
 def test_killed_at_three_random_points_a_run_ends_with_the_same_losses_and_weights(data, tmp_path):
     config = tiny.config(data, steps=60, checkpoint_every=4)
     write_json(tmp_path / "config.json", to_json(config))
-    quiet, hard = tmp_path / "quiet", tmp_path / "hard"
-    subprocess.run(
-        command(tmp_path / "config.json", "--out", quiet), env=environment(), check=True, capture_output=True
-    )
+    quiet, hard = ropaws.train(config, tmp_path / "quiet"), tmp_path / "hard"
     points = sorted(random.Random().sample(range(3, 55), 3))
     start = [tmp_path / "config.json", "--out", hard]
     for point in points:
         kill_after(hard, point, start)
+        assert (hard / LOCK).exists()
         start = ["--resume", hard]
-    subprocess.run(command("--resume", hard), env=environment(), check=True, capture_output=True)
+    ropaws.resume(hard)
+    assert not (hard / LOCK).exists()
     assert losses(hard) == losses(quiet), points
     one, other = (load_file(run / "model.safetensors") for run in (quiet, hard))
     assert all(torch.equal(one[name], other[name]) for name in one), points
@@ -241,7 +240,7 @@ def shrink(config, root, classes):
     "recipe", [pytest.param("imagenet-1", marks=pytest.mark.slow), "semi-inat-pretrained"]
 )
 def test_large_scale_recipes_in_miniature(tmp_path, recipe):
-    """ResNet-50 at 32 px on generated images, two processes, two steps."""
+    """ResNet-50 at 32 px on generated images, two steps."""
     root = tmp_path / "data"
     names = [f"n{i:02d}" for i in range(5)] if recipe == "imagenet-1" else ["0", "1", "2", "3", "4"]
     train, test = ("imagenet/train", "imagenet/val") if recipe == "imagenet-1" else (
@@ -260,12 +259,10 @@ def test_large_scale_recipes_in_miniature(tmp_path, recipe):
         weights = {f"module.{k}": v for k, v in resnet50().state_dict().items()}
         torch.save(weights, tmp_path / "swav.pth.tar")
         config = replace(config, model=replace(config.model, init=tmp_path / "swav.pth.tar"))
-    write_json(tmp_path / "config.json", to_json(config))
-    train_with(2, tmp_path, tmp_path / "run", "--no-report")
-    assert np.isfinite(losses(tmp_path / "run")).all()
-    assert len(losses(tmp_path / "run")) == 2
-    os.environ.pop("RANK", None)
-    assert "accuracy" in ropaws.evaluate(tmp_path / "run", only=("soft-nn",))
+    run = ropaws.train(config, tmp_path / "run")
+    assert np.isfinite(losses(run)).all()
+    assert len(losses(run)) == 2
+    assert "accuracy" in ropaws.evaluate(run, only=("soft-nn",))
 
 
 def test_the_first_process_alone_writes(data, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import threading
 import webbrowser
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -30,6 +30,7 @@ class Explore:
     ropaws explore runs/mine
     ropaws explore --unlabeled photos/pool
     ropaws explore --unlabeled photos/pool --labeled photos/labeled --out explore/photos
+    ropaws explore --unlabeled photos/pool --probabilities theirs.csv
     """
 
     run: tyro.conf.Positional[Path | None] = None
@@ -38,6 +39,9 @@ class Explore:
     """Folders, searched recursively, images, tables of paths, .npz files, or saved datasets."""
     labeled: tuple[Path, ...] = ()
     """Sources with labels: folders with one folder per class, tables of path and label ..."""
+    probabilities: Path | None = None
+    """With --unlabeled: predictions of another model, to look at and to choose labels by: a table with path
+    and a column p(NAME) per class, or with label and confidence; or an .npz of names, classes, probs."""
     out: Path | None = None
     """Folder of the answers: answers.jsonl, labels.csv, trained runs. By default RUN/explore, or
     explore/NAME after the first source."""
@@ -99,6 +103,10 @@ def _check(command: Explore) -> None:
         raise ValueError("name a run, or --unlabeled and --labeled images, not both")
     if command.run is None and not command.unlabeled and not command.labeled:
         raise ValueError("name a run folder, or images with --unlabeled: ropaws explore --unlabeled FOLDER")
+    if command.probabilities is not None and command.run is not None:
+        raise ValueError(
+            "--probabilities takes the place of a run's own; name images with --unlabeled instead"
+        )
     if command.run is not None:
         refuse_images(command.run)
     if command.port is not None and not 0 <= command.port <= 65535:
@@ -116,6 +124,7 @@ def _folder(command: Explore) -> Path:
 
 def _pool(command: Explore):  # type: ignore[no-untyped-def]
     from ropaws.explore.pool import pool_of_run, pool_of_sources
+    from ropaws.explore.predictions import read_predictions
 
     if command.run is not None:
         return pool_of_run(run_of(command.run, command.method, pool=0, device=command.device))
@@ -126,7 +135,14 @@ def _pool(command: Explore):  # type: ignore[no-untyped-def]
         cache=command.cache,
         device=command.device or "auto",
     )
-    return pool_of_sources(command.unlabeled, command.labeled, embedder)
+    pool = pool_of_sources(command.unlabeled, command.labeled, embedder)
+    if command.probabilities is None:
+        return pool
+    found = read_predictions(command.probabilities, pool.images.names, pool.class_names)
+    if found.missing:
+        few = f"{command.probabilities} has no row for {found.missing:,} images"
+        say(f"{few}: all classes are as likely there")
+    return replace(pool, outputs=found.outputs, class_names=found.class_names)
 
 
 def open_browser(address: str) -> None:

@@ -90,6 +90,7 @@ def _without(row: list[str], place: int) -> list[str]:
 Command = TypeVar("Command")
 HELP_ALL = "--help-all"
 WIDEST = 100  # characters of a line of help
+LONGEST = 32  # characters of an option that has its words beside it
 METAVARS = {Path: "PATH", str: "TEXT", int: "N", float: "X"}
 
 
@@ -117,7 +118,7 @@ def show_help(
     fields = {field.name: field for field in dataclasses.fields(command)}
     order = [name for name in _described_fields(command) if name in fields]
     rows = {name: _option(command, fields[name]) for name in order}
-    indent = 4 + max(len(shown) for shown, _ in rows.values())
+    indent = 4 + max(len(shown) for shown, _ in rows.values() if len(shown) <= LONGEST)
     positional = [shown for shown, _ in rows.values() if not shown.startswith("--")]
     lines = [" ".join(["usage: ropaws", name, *positional, "[options]"]), ""]
     lines += [*(f"  {example}" for example in examples), ""] if examples else []
@@ -126,6 +127,9 @@ def show_help(
         lines += ["", heading]
         for shown, words in (rows[name] for name in names):
             first = f"  {shown}".ljust(indent)
+            if len(shown) > LONGEST:  # its words start below it
+                lines.append(f"  {shown}")
+                first = " " * indent
             lines += textwrap.wrap(words, width, initial_indent=first, subsequent_indent=" " * indent)
     every = "every setting, such as --train.steps" if groups else "more about each option"
     print("\n".join([*lines, "", f"`ropaws {name} {HELP_ALL}` shows {every}."]))

@@ -34,19 +34,19 @@ class Predict(RayOptions):
     """The table to write: .csv, .jsonl or .parquet; .json for another tool, with --format. Facts about it go
     to OUT.json beside it. With --engine ray a folder of parquet files."""
     format: FormatName | None = None
-    """By default what --out ends in. label-studio (tasks with predictions), fiftyone (labels.json of a
-    FiftyOneImageClassificationDataset) and coco (images, annotations, categories) end in .json."""
+    """By default what --out ends in; label-studio, fiftyone and coco end in .json. They are tasks with
+    predictions, labels.json of a FiftyOneImageClassificationDataset, and images, annotations and categories."""
     map: bool = True
-    """In parquet: x and y, where the image stands on a map, and neighbors, the most similar other images.
-    `embedding-atlas FILE --x x --y y --neighbors neighbors` shows them."""
+    """In parquet: place on a map (x, y) and the most similar images (neighbors). `embedding-atlas FILE
+    --x x --y y --neighbors neighbors` shows them."""
     threshold: float | None = None
     """In-domain probability below which an image is out-of-class. By default one half where the pool itself
     says how likely an image belongs to any class, as on pretrained features; else what 95 % of the labeled
     images reach."""
     top: int | None = None
-    """Only the most likely classes, instead of one column per class."""
+    """Only the N most likely classes, not one column per class."""
     propagate: bool = False
-    """Let labels spread through all these images: better labels from a large pool."""
+    """Let labels spread through all these images."""
     copy_to: Path | None = None
     """Also copy the images there, into one folder per class and one for out-of-class images."""
     move_to: Path | None = None

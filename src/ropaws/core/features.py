@@ -259,6 +259,9 @@ def principal_components(features: Features, count: int, *, block: int = 2048) -
     total, products = torch.zeros(dims, dtype=torch.float64), torch.zeros(dims, dims, dtype=torch.float64)
     first = F.normalize(features[: min(block, len(features))], dim=1)
     offset = first.mean(dim=0)  # so that float32 is enough
+    if 0 < 4 * len(features) < dims and len(features) <= block:
+        # Few rows of many values: their singular vectors cost far less than a decomposition of all products.
+        return _oriented(offset.double(), torch.linalg.svd((first - offset).double()).Vh, count)
     for start in range(0, len(features), block):
         unit = F.normalize(features[start : start + block], dim=1) if start else first
         centered = unit - offset
@@ -266,11 +269,16 @@ def principal_components(features: Features, count: int, *, block: int = 2048) -
         products += centered.T @ centered
     shift = total / max(1, len(features))
     _, vectors = torch.linalg.eigh(products / max(1, len(features)) - torch.outer(shift, shift))
-    components = vectors.T.flip(0)[:count]
+    return _oriented(offset.double() + shift, vectors.T.flip(0), count)
+
+
+def _oriented(mean: Tensor, directions: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """As principal_components returns them.   (d,), (d, d) by falling variance  ->  (d,), (count, d)"""
+    components = directions[:count]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
     components = torch.where(largest < 0, -components, components)
-    missing = torch.zeros(max(0, count - dims), dims, dtype=torch.float64)
-    return offset.double() + shift, torch.cat([components, missing])
+    missing = torch.zeros(max(0, count - len(directions)), len(mean), dtype=torch.float64)
+    return mean, torch.cat([components, missing])
 
 
 def main_directions(features: Tensor, mean: Tensor, components: Tensor | None) -> Tensor:

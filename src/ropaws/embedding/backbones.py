@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,15 +17,23 @@ from ropaws.embedding.convnets import SmallConvNet, WideResNet, resnet18, resnet
 from ropaws.embedding.efficientnet_lite import EfficientNetLite0
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.heads import KnownFeatures, linear_head, prediction_head, projection_head
+from ropaws.embedding.joined_backbones import JOIN, JoinedBackbone, check_joined, init_files, part_names
 from ropaws.embedding.pretrained import (
     LITE,
     NETWORKS,
+    check_view_size,
     known_name,
     timm_name,
     weights_at_hand,
     weights_input,
 )
-from ropaws.embedding.timm_backbone import TIMM, TimmBackbone, check_timm_name, official_names
+from ropaws.embedding.timm_backbone import (
+    TIMM,
+    TimmBackbone,
+    before_last_blocks,
+    check_timm_name,
+    official_names,
+)
 from ropaws.embedding.weight_files import fit_weights, init_projection, looks_like, read_weights
 from ropaws.pool.augment import Normalization
 
@@ -42,6 +50,7 @@ __all__ = [
     "load_init",
     "pretrained_normalization",
     "recognize_backbone",
+    "view_sizes",
 ]
 
 PRETRAINED = Path("pretrained")
@@ -67,16 +76,22 @@ class ModelConfig:
 
     backbone: str = "wrn-28-2"
     """small (or small-WIDTH; 24), wrn-DEPTH-WIDTH, resnet18, resnet50; a pretrained network that `ropaws
-    backbones` lists, such as dinov2-small; timm:NAME; or features for data that are features."""
+    backbones` lists, such as dinov2-small; several of them, joined by +; timm:NAME; or features for data
+    that are features."""
     init: Path | None = None
     """Weights that the backbone starts from: a .pth or .safetensors file; "pretrained" for the published ones
-    of a named network (`ropaws backbones`) or of a timm model."""
+    of a named network (`ropaws backbones`) or of a timm model; of several networks FILE+FILE."""
     init_projection: bool = False
     """The projection head starts from init too, which must be the weights of another run then."""
     frozen: bool = False
     """Leave the backbone as it is: its features are computed once, and only the heads are trained."""
+    train_blocks: int | None = None
+    """Where the whole network would be trained (--train-backbone): only so many of the last blocks of a
+    transformer of timm's, which takes less time and memory. None: all of them."""
     frozen_views: int = 1
     """With frozen: random views of each training image whose features are kept, besides the center view."""
+    view_sizes: tuple[int, ...] = ()
+    """Of several networks: pixels per side of the views of each; the largest is augment.size."""
     head: Literal["mlp", "linear"] = "mlp"
     """Projection head: mlp, as in the paper; linear starts as the principal components of the features."""
     projection_hidden: int = 128
@@ -102,18 +117,47 @@ class ModelConfig:
                 "model.frozen needs weights that the backbone keeps: set model.init to a weight file, or to"
                 f" {PRETRAINED}"
             )
-        if self.init == PRETRAINED and self.backbone not in NETWORKS and not self.backbone.startswith(TIMM):
+        if self.train_blocks is not None and (self.frozen or self.train_blocks < 1):
             raise ValueError(
-                f"model.init={PRETRAINED} goes with {', '.join(NETWORKS)} or {TIMM}NAME, got {self.backbone}"
+                f"model.train_blocks must be at least 1 and goes with --train-backbone, not with"
+                f" model.frozen; got {self.train_blocks}"
             )
-        if timm_name(self.backbone) is None:  # timm is slow to load; it is asked when the network is built
-            backbone_builder(self.backbone)
+        scratch = self.init is None
+        check_joined(self.backbone, frozen=self.frozen, trained_from_scratch=scratch, sizes=self.view_sizes)
+        for name in part_names(self.backbone):
+            if self.init == PRETRAINED and name not in NETWORKS and not name.startswith(TIMM):
+                raise ValueError(
+                    f"model.init={PRETRAINED} goes with {', '.join(NETWORKS)} or {TIMM}NAME, got {name}"
+                )
+            if timm_name(name) is None:  # timm is slow to load; it is asked when the network is built
+                backbone_builder(name)
+
+    @property
+    def parts(self) -> "tuple[ModelConfig, ...]":
+        """The networks one by one, each with weights of its own; of a single network that alone."""
+        names = part_names(self.backbone)
+        if len(names) == 1 or self.init is None:
+            return (self,)
+        files = init_files(self.init)
+        if len(files) not in (1, len(names)):
+            raise ValueError(
+                f"model.init: {self.backbone} takes {len(names)} weight files, joined by {JOIN}, got"
+                f" {self.init}"
+            )
+        each = files if len(files) > 1 else files * len(names)
+        return tuple(
+            replace(self, backbone=name, init=file, view_sizes=())
+            for name, file in zip(names, each, strict=True)
+        )
 
 
 def backbone_builder(name: str) -> Callable[[int], nn.Module]:
     """The function that makes a backbone for a number of image channels."""
     if name in BACKBONES:
         return BACKBONES[name]
+    if len(names := part_names(name)) > 1:
+        builders = [backbone_builder(part) for part in names]
+        return lambda channels: JoinedBackbone([build(channels) for build in builders])
     if (other := timm_name(name)) is not None:
         check_timm_name(other)
         return lambda channels: TimmBackbone(other, channels)
@@ -167,7 +211,14 @@ def _assemble(config: ModelConfig, channels: int, autocast: torch.dtype | None) 
     prediction: nn.Module = nn.Identity()
     if config.prediction_hidden is not None:
         prediction = prediction_head(config.projection_dims, config.prediction_hidden)
-    return Encoder(backbone, projection, prediction, autocast=autocast, frozen=config.frozen)
+    return Encoder(
+        backbone,
+        projection,
+        prediction,
+        autocast=autocast,
+        frozen=config.frozen,
+        train_blocks=config.train_blocks,
+    )
 
 
 def load_init(
@@ -187,6 +238,11 @@ def load_init(
     """
     if config.init is None or not (config.frozen or "backbone" in parts):
         return []
+    if isinstance(encoder.backbone, JoinedBackbone) and not _is_of_a_run(config.init):
+        for own, part in zip(config.parts, encoder.backbone.parts, strict=True):
+            single = Encoder(part, nn.Sequential(), nn.Identity(), frozen=True)
+            load_init(single, own, channels=channels)
+        return []
     if config.init == PRETRAINED:
         encoder.backbone.load_state_dict(_pretrained_state(config, channels))
         return []
@@ -203,6 +259,11 @@ def load_init(
     _own_part(encoder.backbone).load_state_dict(fitting, strict=False)
     wanted = "projection" in parts or config.init_projection
     return init_projection(encoder.projection, config.init, left) if wanted else left
+
+
+def _is_of_a_run(init: Path) -> bool:
+    """One file that holds several networks is what a run has saved."""
+    return init != PRETRAINED and len(init_files(init)) == 1
 
 
 def _own_part(backbone: nn.Module) -> nn.Module:
@@ -238,16 +299,43 @@ def _pretrained_state(config: ModelConfig, channels: int) -> dict[str, Tensor]:
 
 
 def pretrained_normalization(config: ModelConfig, *, channels: int) -> Normalization | None:
-    """What the weights expect of their input, from wherever they come; None where the data decides."""
-    expected = None if config.init is None else weights_input(config.backbone)
+    """What the weights expect of their input, from wherever they come; None where the data decides.
+
+    Of several networks: the first.
+    """
+    expected = None if config.init is None else weights_input(part_names(config.backbone)[0])
     if expected is None or channels == 3:
         return expected and expected.normalize
     mean, std = expected.normalize.mean, expected.normalize.std
     return Normalization((sum(mean) / len(mean),), (sum(std) / len(std),))
 
 
+def view_sizes(config: ModelConfig, size: int) -> tuple[int, ...]:
+    """Pixels per side that each network sees, where the largest views have this size.
+
+    Raises:
+        ValueError: The settings contradict each other, or patches do not divide a size.
+    """
+    sizes = config.view_sizes or (size,) * len(config.parts)
+    if max(sizes) != size:
+        raise ValueError(
+            f"augment.size={size} is not the largest of model.view_sizes={sizes}; give model.view_sizes a"
+            f" size for each network of {config.backbone}"
+        )
+    for part, own in zip(config.parts, sizes, strict=True):
+        check_view_size(part.backbone, own)
+        if len(sizes) > 1 and weights_input(part.backbone) is None:
+            raise ValueError(
+                f"model.backbone: nothing is known of the input of {part.backbone}'s weights, so it cannot be"
+                f" joined; take networks of `ropaws backbones` or {TIMM}NAME"
+            )
+    return sizes
+
+
 def download_notice(config: ModelConfig) -> str:
     """What is said before weights are downloaded; nothing where they are at hand."""
+    if len(config.parts) > 1:
+        return "".join(download_notice(part) for part in config.parts)
     name = timm_name(config.backbone)
     if config.init != PRETRAINED or name is None or weights_at_hand(config.backbone) is not None:
         return ""
@@ -258,11 +346,20 @@ def download_notice(config: ModelConfig) -> str:
 
 def check_model(config: ModelConfig) -> None:
     """Check that timm is installed and the weight file readable, before the data is read."""
-    backbone_builder(config.backbone)
-    if config.init == PRETRAINED and config.backbone == LITE:
-        efficientnet_lite.pretrained_weights()
-    elif config.init is not None and config.init != PRETRAINED:
-        read_weights(config.init)
+    check_train_blocks(config)
+    for part in config.parts:
+        backbone_builder(part.backbone)
+        if part.init == PRETRAINED and part.backbone == LITE:
+            efficientnet_lite.pretrained_weights()
+        elif part.init is not None and part.init != PRETRAINED:
+            read_weights(part.init)
+
+
+def check_train_blocks(config: ModelConfig) -> None:
+    """Raise an error if the network has not so many blocks, before anything else is trained."""
+    if config.train_blocks is not None:
+        with torch.device("meta"):
+            before_last_blocks(backbone_builder(config.backbone)(3), config.train_blocks)
 
 
 def recognize_backbone(path: Path) -> str:

@@ -16,7 +16,7 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropaws.core.features import Features, SeveralKinds
 from ropaws.core.files import read_json, replacing, write_json
@@ -33,14 +33,16 @@ from ropaws.embedding.backbones import (
     load_init,
     pretrained_normalization,
     recognize_backbone,
+    view_sizes,
 )
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.feature_cache import default_folder
 from ropaws.embedding.feature_check import useless_features
 from ropaws.embedding.frozen_features import CHUNK, Embedding, embed_images, frozen_features
-from ropaws.embedding.pretrained import AUTO, NETWORKS, best_at_hand, check_view_size
-from ropaws.embedding.pretrained_views import pretrained_view
-from ropaws.pool.augment import View
+from ropaws.embedding.joined_backbones import JoinedBackbone
+from ropaws.embedding.pretrained import AUTO, NETWORKS, best_at_hand, weights_input
+from ropaws.embedding.pretrained_views import own_sizes, pretrained_view
+from ropaws.pool.augment import AugmentConfig, Normalization, View
 from ropaws.pool.content import Unreadable
 from ropaws.pool.corpus import Corpus, EmbeddedImages, Images, measure_normalization
 from ropaws.pool.datasets.feature_file import FEATURES, LABELS, NAMES, VIEWS
@@ -48,6 +50,7 @@ from ropaws.pool.listing import Pool, Sources
 from ropaws.pool.reading import no_watch
 from ropaws.pool.sources import DataConfig
 from ropaws.pool.streaming import ImageStack
+from ropaws.pool.whole_images import Crop
 
 SIZES = (8, 3584)  # pixels per side of a view, at least and at most
 MOST_VIEWS = 64
@@ -167,9 +170,10 @@ class Embedder:
     (5, 96)
 
     Args:
-        backbone: The network by name: one of `ropaws backbones`, timm:NAME, or "auto" (the default) for the
-            best one at hand, or the one that fits init. Or a network that is there, with its views.
-        init: Its weights: "pretrained", or a file.
+        backbone: The network by name: one of `ropaws backbones`, several of them joined by +, timm:NAME, or
+            "auto" (the default) for the best one at hand, or the one that fits init. Or a network that is
+            there, with its views.
+        init: Its weights: "pretrained", or a file; of several networks as many files, joined by +.
         views: Random views of each image, besides the center view.
         size: Pixels per side of a view; by default as suits the network and the first images.
         cache: Folder that keeps features; by default ~/.cache/ropaws/features.
@@ -265,7 +269,7 @@ class Embedder:
             one_by_one: The caller shows progress and lists unreadable images itself, however many.
         """
         own = self._fitted
-        wanted = replace(own, views=own.views if views is None else views, kind=kind)
+        wanted = own.in_views(own.views if views is None else views, kind)
         return embed_images(
             images,
             wanted,
@@ -304,24 +308,19 @@ class Embedder:
         """
         if self._embedding is None:
             view, image_size, _ = pretrained_view(pool, self.device.type != "cpu", self.config)
+            model = self.config
             if self.size is not None:
                 view, image_size = replace(view, size=self.size), round(self.size * 8 / 7)
-            check_view_size(self.config.backbone, view.size)
-            normalize = pretrained_normalization(self.config, channels=3)
-            self._embedding = Embedding(
-                self._encoder(),
-                self.config.backbone,
-                view,
-                self.config.frozen_views,
-                normalize or measure_normalization(ImageStack(pool.images, image_size)),
-                image_size,
-                crop="whole",
-            )
+            else:
+                model = replace(model, view_sizes=own_sizes(pool, self.device.type != "cpu", model))
+            normalize = pretrained_normalization(model, channels=3)
+            normalize = normalize or measure_normalization(ImageStack(pool.images, image_size))
+            self._embedding = embedding_of(model, self._encoder, view, normalize, image_size, "whole")
         return self._embedding
 
     def digest(self, views: int) -> str:
         """Of the features in so many random views: other weights or views have another one."""
-        return replace(self._fitted, views=views).digest
+        return self._fitted.in_views(views).digest
 
     @property
     def _fitted(self) -> Embedding:
@@ -345,8 +344,9 @@ class Embedder:
         return DataConfig(feature_cache=self.cache, cache_gb=room)
 
     def _facts(self, views: int) -> dict[str, Any]:
-        embedding = replace(self._fitted, views=views)
-        return {
+        embedding = self._fitted.in_views(views)
+        sizes = {"view_sizes": [part.view.size for part in embedding.parts]} if embedding.parts else {}
+        return sizes | {
             "backbone": embedding.backbone,
             "init": str(self.config.init),
             "size": embedding.view.size,
@@ -360,6 +360,47 @@ class Embedder:
 
     def _say(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def embedding_of(
+    model: ModelConfig,
+    encoder: Encoder | Callable[[], Encoder],
+    view: AugmentConfig,
+    normalize: Normalization,
+    image_size: int,
+    crop: Crop,
+) -> Embedding:
+    """How a network with these settings sees images; of several networks, how each of them does.
+
+    encoder: the network, or what makes it, called once the settings are known to be right
+    """
+    sizes = view_sizes(model, view.size)
+    network = encoder if isinstance(encoder, Encoder) else encoder()
+    whole = Embedding(network, model.backbone, view, model.frozen_views, normalize, image_size, crop=crop)
+    if not isinstance(network.backbone, JoinedBackbone):
+        return whole
+    parts = []
+    for own, size, backbone in zip(model.parts, sizes, network.backbone.parts, strict=True):
+        single = Encoder(
+            backbone, nn.Sequential(), nn.Identity(), autocast=network.autocast, frozen=True
+        ).train(network.training)
+        expected, mean = (
+            weights_input(own.backbone),
+            pretrained_normalization(own, channels=len(normalize.mean)),
+        )
+        assert expected is not None  # view_sizes has looked
+        assert mean is not None
+        parts.append(
+            replace(
+                whole,
+                encoder=single,
+                backbone=own.backbone,
+                view=replace(view, size=size, small_size=size, interpolation=expected.interpolation),
+                normalize=mean,
+                image_size=min(image_size, round(size * 8 / 7)),
+            )
+        )
+    return replace(whole, parts=tuple(parts))
 
 
 def embed(

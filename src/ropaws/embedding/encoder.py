@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ropaws.core.records import Embeddings
 from ropaws.embedding.heads import ComponentsHead
+from ropaws.embedding.timm_backbone import before_last_blocks
 
 
 class Encoder(nn.Module):
@@ -17,8 +18,8 @@ class Encoder(nn.Module):
 
     A batch with two dimensions holds features of the backbone, which they skip, or these in the main
     directions of a linear head: training on features that are known and prediction on images share one
-    network. With frozen the backbone stays as it is; its
-    features have the precision of those that a cache keeps, so that both ways give the same.
+    network. With frozen the backbone stays as it is; its features have the precision of those that a cache
+    keeps, so that both ways give the same. With train_blocks only its last so many blocks are trained.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Encoder(nn.Module):
         *,
         autocast: torch.dtype | None = None,
         frozen: bool = False,
+        train_blocks: int | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -36,20 +38,26 @@ class Encoder(nn.Module):
         self.prediction = prediction  # nn.Identity: z is h
         self.autocast = autocast
         self.frozen = frozen
-        if frozen:
-            backbone.requires_grad_(False)
+        self.train_blocks = train_blocks
+        self.requires_grad_()
 
     def requires_grad_(self, requires_grad: bool = True) -> "Encoder":
         super().requires_grad_(requires_grad)
-        if self.frozen:
-            self.backbone.requires_grad_(False)
+        for weight in self._fixed()[0]:
+            weight.requires_grad_(False)
         return self
 
     def train(self, mode: bool = True) -> "Encoder":
         super().train(mode)
-        if self.frozen:
-            self.backbone.eval()  # its batch statistics stay too
+        for module in self._fixed()[1]:
+            module.eval()  # its batch statistics stay too
         return self
+
+    def _fixed(self) -> tuple[list[nn.Parameter], list[nn.Module]]:
+        """Weights that are never trained, and the modules they are in."""
+        if self.frozen:
+            return list(self.backbone.parameters()), [self.backbone]
+        return ([], []) if self.train_blocks is None else before_last_blocks(self.backbone, self.train_blocks)
 
     def forward(self, batches: Sequence[Tensor]) -> list[Embeddings]:
         """Embed batches of crops; batches of one size go through the network as one.

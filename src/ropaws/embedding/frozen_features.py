@@ -26,6 +26,7 @@ from ropaws.core.randomness import FROZEN_VIEWS, generator
 from ropaws.core.worker_pool import map_in_workers
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.feature_cache import SEGMENT, FeatureStore, Where, default_folder
+from ropaws.embedding.joined_backbones import JoinedFeatures, side_by_side
 from ropaws.embedding.pretrained import known_name
 from ropaws.pool.augment import AugmentConfig, Normalization, Part, View, augment, center_view
 from ropaws.pool.content import KEY_BYTES as KEY
@@ -82,10 +83,22 @@ class Embedding:
     image_size: int  # pixels per side to which files are decoded
     kind: View | None = None  # of the random views; None: as `view` says
     crop: Crop = "center"  # what the random views are made of
+    parts: "tuple[Embedding, ...]" = ()  # of several networks together: how each of them sees images
+
+    def in_views(self, views: int, kind: View | None = None) -> "Embedding":
+        """The same with so many random views, of this kind or its own."""
+        parts = tuple(
+            part.in_views(views, kind and dataclasses.replace(kind, size=part.view.size))  # type: ignore[type-var]
+            for part in self.parts
+        )
+        return dataclasses.replace(self, views=views, kind=kind, parts=parts)
 
     @functools.cached_property
     def digest(self) -> str:
         """Its first half is the same for all that see the same center view."""
+        if self.parts:
+            digests = [part.digest for part in self.parts]
+            return _half([each[:HALF] for each in digests]) + _half([each[HALF:] for each in digests])
         view = dataclasses.asdict(self.view)
         random = {name: value for name, value in view.items() if not name.startswith("small_")}
         if self.kind is not None:
@@ -141,6 +154,15 @@ def embed_images(
     pixels = pixels_of(images)
     if isinstance(images, EmbeddedImages) and images.features.made_from == embedding.digest:
         return images
+    if embedding.parts:
+        found = [
+            embed_images(
+                _at_size(pixels, part.image_size), part, data, watch=watch, warn=warn, together=together,
+                few_unreadable=few_unreadable, keys=keys,
+            )
+            for part in embedding.parts
+        ]  # fmt: skip
+        return _side_by_side(pixels, found, embedding.digest)
     shape = (embedding.views + 1, embedding.encoder.feature_dims)
     folder = data.feature_cache or default_folder()
     store = FeatureStore(folder, embedding.digest, shape, data.cache_gb * 2**30, warn)
@@ -155,6 +177,21 @@ def embed_images(
     where, replaced = _complete(where, pixels, reasons, few_unreadable=few_unreadable)
     bank = FeatureBank([segment.rows for segment in store.segments], where, embedding.digest)
     return EmbeddedImages(pixels, bank, replaced, {p: reasons[p] for p in replaced})
+
+
+def _at_size(images: Images, size: int) -> Images:
+    """Images on disk as one network decodes them; those in memory stay as they are."""
+    if not isinstance(images, ImageStack) or images.size == size:
+        return images
+    return ImageStack(images.files, size, crop=images.crop, cache=images.cache, workers=images.workers)
+
+
+def _side_by_side(images: Images, found: Sequence[EmbeddedImages], digest: str) -> EmbeddedImages:
+    """The same images with the features of all networks."""
+    replaced = {position: other for each in found for position, other in each.replaced.items()}
+    reasons = {position: why for each in found for position, why in each.reasons.items()}
+    features = JoinedFeatures([each.features for each in found], digest)
+    return EmbeddedImages(images, features, replaced, reasons)
 
 
 def _looked_up(
@@ -352,6 +389,23 @@ def frozen_features(encoder: Encoder) -> Callable[[Tensor], Tensor]:
     backbone = folded(encoder.backbone)
     network = Encoder(backbone, nn.Sequential(), nn.Identity(), autocast=encoder.autocast, frozen=True).eval()
     return functools.partial(_describe, network)
+
+
+def center_features(embedding: Embedding) -> Callable[[Tensor], Tensor]:
+    """Features of the center views of images in memory.
+
+    images (b, channels, h, w) uint8  ->  (b, d) float32 on the CPU
+    """
+    if embedding.parts:
+        each = [center_features(part) for part in embedding.parts]
+        return lambda images: side_by_side([describe(images) for describe in each])
+    describe, view = frozen_features(embedding.encoder), embedding.view
+
+    def of(images: Tensor) -> Tensor:
+        views = center_view(images, view.size, embedding.normalize, view.interpolation)
+        return describe(views).float()
+
+    return of
 
 
 def _describer(embedding: Embedding) -> Callable[[Tensor, WholeBatch], NDArray[np.float16]]:

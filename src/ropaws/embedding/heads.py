@@ -68,24 +68,6 @@ class ComponentsHead(nn.Linear):
         return super().forward(features)
 
 
-class CenteredHead(nn.Module):
-    """Unit rows around a mean (d,): a ComponentsHead as it starts, but for a turn of all rows together.
-
-    Neighbors stay the same when all rows turn, so where nothing is trained no directions are computed.
-    """
-
-    mean: Tensor
-
-    def __init__(self, mean: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mean", mean)
-        self.out_features = len(mean)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(n, d)  ->  (n, d)"""
-        return main_directions(features, self.mean, None)
-
-
 def linear_head(inputs: int, outputs: int) -> nn.Sequential:
     """One linear map; its output is h."""
     return nn.Sequential(ComponentsHead(inputs, outputs))

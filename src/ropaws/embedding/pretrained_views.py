@@ -17,7 +17,14 @@ SAMPLE = 200  # images whose size is looked at
 
 
 def pretrained_view(train: Pool, gpu: bool, model: ModelConfig) -> tuple[AugmentConfig, int, str]:
-    """Views as the weights expect them, pixels to which files are decoded, and the reason."""
+    """Views as the weights expect them, pixels to which files are decoded, and the reason.
+
+    Of several networks: the largest views; own_sizes has those of each.
+    """
+    if len(model.parts) > 1:
+        each = [pretrained_view(train, gpu, part) for part in model.parts]
+        largest_view = max((view for view, _, _ in each), key=lambda view: view.size)
+        return largest_view, max(size for _, size, _ in each), "; ".join(why for _, _, why in each)
     sides = shorter_sides(train)
     typical, largest = statistics.median(sides), sorted(sides)[int(0.9 * (len(sides) - 1))]
     expected = None if model.init is None else weights_input(model.backbone)
@@ -33,6 +40,12 @@ def pretrained_view(train: Pool, gpu: bool, model: ModelConfig) -> tuple[Augment
         size, why = choose_size(sides, gpu)[0], f"the typical image's shorter side is {typical:.0f} px"
     view = cached_view(size, "bilinear" if expected is None else expected.interpolation)
     return view, min(round(size * 8 / 7), max(32, round(largest))), f"views of {size} px: {why}"
+
+
+def own_sizes(train: Pool, gpu: bool, model: ModelConfig) -> tuple[int, ...]:
+    """Of several networks: the size of the views of each; nothing for a single one."""
+    parts = model.parts if len(model.parts) > 1 else ()
+    return tuple(pretrained_view(train, gpu, part)[0].size for part in parts)
 
 
 def shorter_sides(train: Pool) -> list[int]:

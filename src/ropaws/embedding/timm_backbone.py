@@ -90,6 +90,26 @@ class TimmBackbone(nn.Module):
         return torch.cat([tokens[:, 0], tokens[:, self.skipped :].mean(dim=1)], dim=1)
 
 
+def before_last_blocks(backbone: nn.Module, count: int) -> tuple[list[nn.Parameter], list[nn.Module]]:
+    """What a network of timm's does before its last so many blocks: weights, and the modules they are in.
+
+    Raises:
+        ValueError: It has no blocks, or not so many.
+    """
+    body = backbone.body if isinstance(backbone, TimmBackbone) else nn.Module()
+    children = dict(body.named_children())
+    name = next((name for name in ("blocks", "stages") if name in children), None)
+    blocks = [] if name is None else list(children[name].children())
+    if not 1 <= count <= len(blocks):
+        has = f"{len(blocks)} blocks" if blocks else "none, being no transformer of timm's"
+        raise ValueError(
+            f"model.train_blocks={count}: this backbone has {has}; choose fewer, or leave it out"
+        )
+    fixed = [*list(children.values())[: list(children).index(name or "")], *blocks[:-count]]
+    weights = [*body.parameters(recurse=False), *(w for module in fixed for w in module.parameters())]
+    return weights, fixed
+
+
 def _no_weights(name: str, error: Exception) -> str:
     """timm's reason in one line, and the ways out."""
     from huggingface_hub.errors import RepositoryNotFoundError  # of gated ones too

@@ -84,6 +84,11 @@ def cold_start(points: Tensor, answered: Answered) -> Fitted:
     return replace(nothing_known(len(points)), suggestions=_suggested(points, answered, None))
 
 
+def with_suggestions(fitted: Fitted, points: Tensor, answered: Answered) -> Fitted:
+    """What to label next by predictions of someone else's model."""
+    return replace(fitted, suggestions=_suggested(points, answered, torch.from_numpy(fitted.in_class.copy())))
+
+
 def _suggested(points: Tensor, answered: Answered, in_class: Tensor | None) -> list[Suggestion]:
     """Margins are those of logistic regression, as measured: the head is too sure of itself to show doubt."""
     classes = max(1, len(answered.classes))

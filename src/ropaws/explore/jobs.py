@@ -41,6 +41,7 @@ class Jobs:
     def __init__(self, failed: Callable[[str], object]) -> None:
         self._failed = failed
         self._running: dict[str, tuple[Job, threading.Thread]] = {}
+        self._ending: dict[str, tuple[Job, threading.Thread]] = {}  # done, but for what follows
         self._lock = threading.Lock()
         self._threads = torch.get_num_threads()
 
@@ -53,14 +54,15 @@ class Jobs:
                 return False
             thread = threading.Thread(target=self._run, args=(job, work, then), name=job.kind, daemon=True)
             self._running[job.kind] = (job, thread)
-        thread.start()
+            thread.start()
         return True
 
     def shown(self) -> Job | None:
         """The one that the page shows: the one a person waits for first."""
         order = ("refit", "export", "train", "map")
-        running = {kind: job for kind, (job, _) in list(self._running.items())}
-        return next((running[kind] for kind in order if kind in running), None)
+        with self._lock:
+            found = {kind: job for kind, (job, _) in (self._ending | self._running).items()}
+        return next((found[kind] for kind in order if kind in found), None)
 
     def cancel(self) -> Job | None:
         """Ask the shown job to end; it may take a moment."""
@@ -77,10 +79,16 @@ class Jobs:
             if job.cancellable:
                 thread.join(seconds)
 
-    def wait(self, seconds: float = 60.0) -> None:
-        """Until nothing is running, nor what followed it."""
+    def wait(self, seconds: float = 240.0) -> None:
+        """Until nothing is running, nor what followed it; an error if that takes longer."""
         end = time.monotonic() + seconds
-        while (running := list(self._running.values())) and time.monotonic() < end:
+        while True:
+            with self._lock:  # between a job and what follows it there is no moment without either
+                running = list((self._running | self._ending).values())
+            if not running:
+                return
+            if time.monotonic() >= end:
+                raise TimeoutError(f"still {running[0][0].text} after {seconds:.0f} s")
             running[0][1].join(max(0.0, end - time.monotonic()))
 
     def _run(self, job: Job, work: Callable[[Job], object], then: Callable[[], object]) -> None:
@@ -94,8 +102,12 @@ class Jobs:
         except Exception as error:  # a thread has nobody above it; the page says what happened
             text = " ".join(str(error).split()) or type(error).__name__
             self._failed(f"{job.kind} failed: {text}")
+        with self._lock:  # from here on another of its kind can start
+            self._ending[job.kind] = self._running.pop(job.kind)
+        try:
+            if ended_well and not job.stop.is_set():
+                then()
         finally:
             with self._lock:
-                self._running.pop(job.kind, None)
-        if ended_well and not job.stop.is_set():
-            then()
+                if self._ending.get(job.kind, (None,))[0] is job:
+                    del self._ending[job.kind]

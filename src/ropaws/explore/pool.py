@@ -31,6 +31,7 @@ class RunOutputs:
     probs: NDArray[np.float32]  # (n, c)
     in_domain: NDArray[np.float32]  # (n,)
     threshold: float
+    source: str = ""  # the file of someone else's model; none if the run says it
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @property
+    def foreign(self) -> str:
+        """The file whose predictions are shown; empty if they are those of a run, or of no one."""
+        return "" if self.outputs is None else self.outputs.source
 
 
 def pool_of_sources(
@@ -135,4 +141,6 @@ def in_main_directions(features: Features, rows: Tensor) -> Tensor:
 def _train_options(facts: dict[str, Any]) -> tuple[str, ...]:
     """Those of `ropaws train` for the same network and the same views."""
     options = {"--init": facts["init"], "--backbone": facts["backbone"], "--augment.size": facts["size"]}
-    return tuple(str(word) for option in options.items() for word in option)
+    words = [str(word) for option in options.items() for word in option]
+    sizes = facts.get("view_sizes", [])  # of several networks together
+    return (*words, *(["--model.view-sizes", *map(str, sizes)] if sizes else []))

@@ -34,6 +34,7 @@ from ropaws.explore.jobs import Job, Jobs
 from ropaws.explore.label_table import LabelTable
 from ropaws.explore.pool import Pool
 from ropaws.insight.accuracy_estimate import PoolAccuracy, audit_half_width, draw_audit
+from ropaws.insight.neighbors import near_duplicates
 from ropaws.insight.pool_map import full_map, quick_map
 
 LOG, TABLE, THUMBNAILS, MAP = "answers.jsonl", "labels.csv", "thumbnails", "map.npz"
@@ -74,11 +75,14 @@ class Session:
         self.thumbnails = Thumbnails(pool.images, None if read_only else folder / THUMBNAILS)
         self.table = None if read_only else LabelTable(folder / TABLE, self._set_table_error)
         self.jobs = Jobs(self._failed)
-        self.auto_refit = not read_only
+        self.auto_refit = not read_only and not pool.foreign
         self.error: str | None = None
         self.failures = 0  # the page says an error that comes again
         self.table_error: str | None = None
         self.notice: str | None = " ".join(self.log.notices) or self._unreadable()
+        if pool.foreign:
+            shown = f"Predictions are those of {pool.foreign} until you refit"
+            self.notice = ". ".join(filter(None, (self.notice, shown)))
         self.round = 0  # of the classifier that is shown
         self.made_from = ""  # digest of the labels that it was fitted to
         self.model_version = 0
@@ -108,7 +112,7 @@ class Session:
         for name in self.pool.class_names:
             images = [i for i, label in self.pool.labels.items() if label == name and i not in answered]
             known = {other: number for number, other in self.answers.classes.items()}
-            if images or (name not in known and not self.log.entries):
+            if images or (name not in known and (not self.log.entries or self.pool.foreign)):
                 number = known.get(name, self._next_class())
                 self.log.take_over("class", id=number, name=name, images=images)
         if outside := [image for image in self.pool.outside if image not in answered]:
@@ -313,7 +317,10 @@ class Session:
             ids = tuple(named[name] for name in self.pool.class_names)
             labels = {name: named[label] for name, label in self.pool.labels.items()}
             learned = self._numbered(labels | dict.fromkeys(self.pool.outside, OUT_OF_CLASS))
-            return Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold), learned
+            fitted = Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold)
+            if self.pool.foreign:  # there is no run that has suggestions of its own
+                fitted = fitting.with_suggestions(fitted, self.pool.points, answered)
+            return fitted, learned
         if answered.classes:
             return fitting.nothing_known(len(self.pool)), np.full_like(self.codes, UNLABELED)
         return fitting.cold_start(self.pool.points, answered), self.codes.copy()
@@ -322,7 +329,7 @@ class Session:
         """The map, near duplicates, and a fit if there are labels already."""
         audit_half_width(AUDIT)  # loads what the first look at the page needs
         self.jobs.start(Job("map", "drawing the map", cancellable=False), self._draw)
-        if self.answered().classes:
+        if self.answered().classes and not self.pool.foreign:
             self.refit()
 
     def refit(self) -> bool:
@@ -429,7 +436,7 @@ class Session:
         with self.lock:
             self.plane, self.map_version = plane, self.map_version + 1
         job.text = "looking for near duplicates"
-        duplicates = layout.near_duplicates(self.pool.points)
+        duplicates = near_duplicates(self.pool.points)
         with self.lock:
             self.duplicates, self.map_version = duplicates, self.map_version + 1
 

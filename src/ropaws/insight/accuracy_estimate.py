@@ -195,17 +195,6 @@ def audit_half_width(n: int, expected: float = 0.5) -> float:
     return (high - low) / 2
 
 
-def audit_size(within: float = 0.10, expected: float = 0.5) -> int:
-    """The number of labels from which on audit_half_width stays at or below `within`."""
-    if not 0 < within < 0.5:
-        raise ValueError(f"within must be between 0 and 0.5, got {within}")
-    # Rounding to whole answers lets the half-width rise a little now and then: look back from far enough.
-    n = round(1 / within**2) + round(2 / within)
-    while n > 1 and audit_half_width(n - 1, expected) <= within:
-        n -= 1
-    return n
-
-
 def binomial_interval(good: int, count: int, level: float = LEVEL) -> tuple[float, float]:
     """Clopper and Pearson's, which holds the true share at least as often as the level says."""
     tail = (1 - level) / 2

@@ -1,15 +1,30 @@
-"""Nearest neighbors by cosine, in blocks."""
+"""Which rows are most alike by cosine: nearest neighbors, exact or by an index, and near duplicates."""
 
-from typing import NamedTuple
+import importlib.util
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ropaws import equations as eq
 
 BLOCK_BYTES = 1 << 27
+EXACT = 100_000  # rows up to which all pairs are compared for neighbors; an index is for more
+LISTS = 4  # of the index, times the square root of the number of rows
+TRAINED_WITH = 40  # rows for each list of the index
+PROBED = 32  # lists that a query looks into
+RECALL_ROWS = 200  # whose neighbors are also found exactly, to state what share the index finds
+NEEDS_FAISS = f"above {EXACT:,} images neighbors need an index; pip install 'ropaws[index]'"
+
+ALIKE = 0.985  # cosine from which on two images are near duplicates
+SKETCH = 32  # dimensions in which candidates are found
+LEAF, TILE = 512, 2048  # rows that are compared with so many others at a time
+ROUNDING = 1e-5  # of products in float32
 
 
 class Neighbors(NamedTuple):
@@ -23,6 +38,152 @@ def nearest(queries: Tensor, points: Tensor, count: int) -> Neighbors:
     block = max(1, BLOCK_BYTES // (4 * len(points)))
     parts = [eq.cosine(part, points).topk(count, dim=1) for part in queries.split(block)]
     return Neighbors(torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts]))
+
+
+class OtherNeighbors(NamedTuple):
+    """The most similar other rows of each row."""
+
+    similarity: Tensor  # (n, k) descending
+    position: Tensor  # (n, k)
+    recall: float  # share of the true neighbors that are found: 1, or as measured where an index is used
+
+
+def can_search(count: int) -> bool:
+    """Can other_neighbors be asked for so many rows here?"""
+    return count <= EXACT or importlib.util.find_spec("faiss") is not None
+
+
+def other_neighbors(points: Tensor, count: int) -> OtherNeighbors:
+    """The most similar other rows of each row: by all pairs up to EXACT rows, else by an index.
+
+    (n, d)  ->  (n, min(count, n - 1)) each
+
+    Raises:
+        ValueError: There are more rows, and no faiss.
+    """
+    count = min(count, len(points) - 1)
+    rows, numbers = F.normalize(points, dim=1), torch.arange(len(points))
+    if len(rows) <= EXACT:
+        return OtherNeighbors(*_without_itself(nearest(rows, rows, count + 1), numbers), recall=1.0)
+    index = _index(rows)
+    parts = [index.search(part.numpy(), count + 1) for part in rows.split(TILE)]
+    similarity, position = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
+    found = _without_itself(Neighbors(similarity, position), numbers)
+    sample = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:RECALL_ROWS]
+    true = _without_itself(nearest(rows[sample], rows, count + 1), sample)
+    same = (found.position[sample][:, :, None] == true.position[:, None]).any(dim=1)
+    return OtherNeighbors(*found, recall=float(same.float().mean()))
+
+
+def _without_itself(found: Neighbors, queries: Tensor) -> Neighbors:
+    """One neighbor less: the row itself, or the last, where as many copies as were asked for come first."""
+    rows, wider = found.position.shape
+    itself = found.position == queries[:, None]
+    last = torch.arange(wider) == wider - 1
+    drop = torch.where(itself.any(dim=1, keepdim=True), itself, last)
+    return Neighbors(*(part[~drop].reshape(rows, wider - 1) for part in found))
+
+
+def _index(rows: Tensor) -> Any:
+    """Rows in lists of alike ones, in half precision; a query looks into the lists that are most like it."""
+    try:
+        import faiss
+    except ImportError:
+        raise ValueError(NEEDS_FAISS) from None
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    lists = round(LISTS * math.sqrt(len(rows)))
+    index: Any = faiss.index_factory(rows.shape[1], f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index.nprobe = PROBED
+    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: TRAINED_WITH * lists]
+    index.train(rows[chosen].numpy())
+    for part in rows.split(EXACT):
+        index.add(part.numpy())
+    return index
+
+
+def near_duplicates(points: Tensor) -> NDArray[np.int32]:
+    """Groups of rows whose cosine to one row of the group, its leader, is at least ALIKE.   (n, d)  ->  (n,)
+
+    The number of a group is the row of its leader, -1 for rows without near duplicates. A row that has joined
+    a group looks for no others: a thousand copies are found by the first. No pair is missed: rows are sorted
+    into boxes of alike ones, boxes that are too far apart are not compared, and in the first dimensions alone
+    two rows are no farther apart than in all of them. Fastest where the first dimensions hold the most.
+    """
+    if len(points) == 0:
+        return np.empty(0, np.int32)
+    lengths = points.norm(dim=1).clamp_min(torch.finfo(points.dtype).tiny)
+    sketch = points[:, :SKETCH] / lengths[:, None]
+    boxes = _Boxes(sketch)
+    # |a - b|^2 <= 2 - 2 ALIKE as one product: a b - |a|^2 / 2 - |b|^2 / 2 >= ALIKE - 1.
+    half = sketch.square().sum(dim=1, keepdim=True) / 2
+    left, right = (torch.cat([sketch, *ends], dim=1) for ends in ((-half, half**0), (half**0, -half)))
+    group = torch.full((len(points),), -1)
+    for part, others in boxes.near(2 - 2 * ALIKE):
+        rows = part[group[part] < 0]
+        for columns in others[group[others] < 0].split(TILE):
+            near = left[rows] @ right[columns].T
+            if near.numel() == 0 or float(near.max()) < ALIKE - 1 - ROUNDING:
+                continue
+            near = near >= ALIKE - 1 - ROUNDING
+            near &= boxes.rank[rows][:, None] < boxes.rank[columns]  # each pair once
+            _gather(group, rows, columns, _alike(points, lengths, rows, columns, near))
+    return group.numpy().astype(np.int32)
+
+
+class _Boxes:
+    """Rows in boxes of at most LEAF, halved again and again where they vary most."""
+
+    def __init__(self, sketch: Tensor) -> None:
+        order, values = np.arange(len(sketch)), sketch.numpy()
+        parts, waiting = [], [(0, len(order))]
+        while waiting:
+            start, stop = waiting.pop()
+            if stop - start <= LEAF:
+                parts.append((start, stop))
+                continue
+            part, middle = values[order[start:stop]], (stop - start) // 2
+            widest = int(part.var(axis=0).argmax())
+            order[start:stop] = order[start:stop][np.argpartition(part[:, widest], middle)]
+            waiting += [(start, start + middle), (start + middle, stop)]
+        rows = torch.from_numpy(order)
+        self.parts = [rows[start:stop].sort().values for start, stop in sorted(parts)]
+        self.low = torch.stack([sketch[part].amin(dim=0) for part in self.parts])
+        self.high = torch.stack([sketch[part].amax(dim=0) for part in self.parts])
+        self.rank = torch.empty(len(rows), dtype=torch.long)  # in the order of the boxes
+        self.rank[torch.cat(self.parts)] = torch.arange(len(rows))
+
+    def near(self, squared: float) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows of each box, and those of itself and later boxes that may be so near."""
+        for number, rows in enumerate(self.parts):
+            apart = torch.maximum(
+                self.low[number:] - self.high[number], self.low[number] - self.high[number:]
+            )
+            near = apart.clamp_min(0).square().sum(dim=1) <= squared + ROUNDING
+            yield rows, torch.cat([self.parts[number + int(k)] for k in near.nonzero().squeeze(1)])
+
+
+def _alike(points: Tensor, lengths: Tensor, rows: Tensor, columns: Tensor, near: Tensor) -> Tensor:
+    """Which candidates are near duplicates in all dimensions.   near (r, c)  ->  (r, c)"""
+    if int(near.sum()) > near.numel() // 16:
+        cosine = (points[rows] @ points[columns].T) / lengths[rows][:, None] / lengths[columns]
+        return near & (cosine >= ALIKE)
+    row, column = near.nonzero().unbind(dim=1)
+    one, other = rows[row], columns[column]
+    near[row, column] = (points[one] * points[other]).sum(dim=1) / lengths[one] / lengths[other] >= ALIKE
+    return near
+
+
+def _gather(group: Tensor, rows: Tensor, columns: Tensor, alike: Tensor) -> None:
+    """Rows that are in no group, or lead one, take those that are like them and in none."""
+    for number in alike.any(dim=1).nonzero().squeeze(1).tolist():
+        leader = rows[number]
+        if group[leader] not in (-1, leader):
+            continue
+        found = columns[alike[number]]
+        found = found[group[found] < 0]
+        if len(found):
+            group[leader] = leader
+            group[found] = leader
 
 
 def tsne(embeddings: Tensor, *, seed: int = 0) -> NDArray[np.float32]:

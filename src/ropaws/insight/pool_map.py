@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ropaws.insight.neighbors import Neighbors, nearest, tsne
+from ropaws.insight.neighbors import OtherNeighbors, can_search, other_neighbors, tsne
 
 LANDMARKS = 3000  # images that t-SNE places; the others stand among the landmarks that are most like them
 NEIGHBORS = 5
@@ -16,16 +16,13 @@ SHARPNESS = 0.05  # of the cosine, in which a neighbor's say falls by e
 JITTER = 0.006  # of the width of the map: images with the same neighbors do not hide each other
 BLOCK = 2048
 SHOWN_NEIGHBORS = 10  # of each image in a table
-MOST_WITH_NEIGHBORS = (
-    100_000  # images: exact search takes minutes there, and a hundred times that for a million
-)
 
 
 class PoolMap(NamedTuple):
     """Columns of a table that can be looked at as a map."""
 
     plane: NDArray[np.float32]  # (n, 2)
-    neighbors: Neighbors | None  # (n, k) each, without the image itself; None for too many images
+    neighbors: OtherNeighbors | None  # None where there are too many images for exact search, and no index
 
 
 def quick_map(points: Tensor) -> NDArray[np.float32]:
@@ -72,16 +69,4 @@ def pool_map(points: Tensor, plane: NDArray[np.float32] | None = None) -> PoolMa
     points (n, d); plane (n, 2): of a map that was made before
     """
     placed = full_map(points) if plane is None else plane
-    return PoolMap(placed, other_neighbors(points) if len(points) <= MOST_WITH_NEIGHBORS else None)
-
-
-def other_neighbors(points: Tensor, count: int = SHOWN_NEIGHBORS) -> Neighbors:
-    """The most similar other rows of each row.   (n, d)  ->  (n, min(count, n - 1)) each"""
-    count = min(count, len(points) - 1)
-    rows = F.normalize(points, dim=1)
-    found = nearest(rows, rows, count + 1)
-    itself = torch.arange(len(points))[:, None]
-    # A row is among its own neighbors, unless more copies of it than are asked for come first.
-    last = torch.arange(count + 1) == count
-    drop = torch.where((found.position == itself).any(dim=1, keepdim=True), found.position == itself, last)
-    return Neighbors(*(part[~drop].reshape(len(points), count) for part in found))
+    return PoolMap(placed, other_neighbors(points, SHOWN_NEIGHBORS) if can_search(len(points)) else None)

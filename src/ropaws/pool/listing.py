@@ -1,4 +1,4 @@
-"""Which images there are, and what is known of them: folders, tables, arrays, saved datasets."""
+"""Which images there are, and what is known of them: folders, tables, exports, arrays, saved datasets."""
 
 import codecs
 import csv
@@ -17,6 +17,7 @@ from ropaws.core.labels import OUT_OF_CLASS_NAME, class_name, is_verdict
 from ropaws.pool.array_files import list_arrays
 from ropaws.pool.content import ImageRef
 from ropaws.pool.decoding import decode_whole, walk_images
+from ropaws.pool.neighbor_formats import read_label_export
 from ropaws.pool.remote import (
     RemoteImage,
     address_of,
@@ -90,7 +91,7 @@ def separator(path: Path) -> str:
     return max(SEPARATORS, key=lambda character: head.count(character.encode()))
 
 
-TABLES = (".csv", ".tsv", ".parquet")
+TABLES = (".csv", ".tsv", ".parquet", ".json")  # the last: labels that other tools have exported
 SEPARATORS = (",", ";", "\t")
 HEAD = 1 << 16  # bytes of a table's first line that are looked at
 # Columns by the names that other tools give them; the first is ours, and wins.
@@ -415,11 +416,13 @@ def _table_of(path: Path, folder: Path | str, shown: Path | str, needs_label: bo
     """folder: what paths are relative to; shown: the table as a person knows it."""
     rows: Iterable[Mapping[str, object]]
     wanted = ("path", "label") if needs_label else ("path",)
-    if path.suffix.lower() != ".parquet":
+    if path.suffix.lower() == ".json":
+        rows = read_label_export(path, folder)
+    elif path.suffix.lower() != ".parquet":
         check_rows(read_regular(path, TABLE_FILE), path)
         rows = read_csv(path)
     else:
-        rows = _read_parquet(path)
+        rows = read_parquet(path, (OUTSIDE, *COLUMNS["path"], *COLUMNS["label"]))
     paths: list[Path | RemoteImage] = []
     labels: list[str | None] = []
     outside = 0
@@ -477,8 +480,11 @@ def _is_outside(value: object, path: Path | str) -> bool:
     return text in YES
 
 
-def _read_parquet(path: Path) -> Iterable[Mapping[str, object]]:
-    """A few rows at a time: a small file can stand for many gigabytes. Other columns are not read."""
+def read_parquet(path: Path, wanted: Sequence[str] | None) -> Iterator[Mapping[str, object]]:
+    """A few rows at a time: a small file can stand for many gigabytes.
+
+    wanted: columns in small letters; others are not read, unless none of these is there. None for all
+    """
     try:
         import pyarrow.parquet
     except ImportError:
@@ -486,9 +492,9 @@ def _read_parquet(path: Path) -> Iterable[Mapping[str, object]]:
     count = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            known = {OUTSIDE, *COLUMNS["path"], *COLUMNS["label"]}
-            columns = [name for name in file.schema_arrow.names if name.strip().casefold() in known]
-            columns = columns or file.schema_arrow.names  # for the error, which names them
+            names = file.schema_arrow.names
+            columns = [name for name in names if wanted is None or name.strip().casefold() in wanted]
+            columns = columns or names  # for the error, which names them
             for batch in file.iter_batches(PARQUET_ROWS, columns=columns):
                 count += batch.nbytes + ROW * len(batch)
                 PARSED.check(count, f"{path}, once read,")

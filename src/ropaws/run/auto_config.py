@@ -21,8 +21,9 @@ from ropaws.embedding.backbones import (
     download_notice,
     recognize_backbone,
 )
+from ropaws.embedding.joined_backbones import part_names
 from ropaws.embedding.pretrained import AUTO, LITE, NETWORKS, best_at_hand, weights_at_hand
-from ropaws.embedding.pretrained_views import choose_size, pretrained_view, shorter_sides
+from ropaws.embedding.pretrained_views import choose_size, own_sizes, pretrained_view, shorter_sides
 from ropaws.embedding.timm_backbone import TIMM
 from ropaws.methods import Method, RoPAWS
 from ropaws.methods.pool_calibration import JudgedMethod
@@ -132,11 +133,12 @@ def _pretrained_model(backbone: str | None, init: Path | None) -> tuple[ModelCon
         best, why = best_at_hand()
         return None if best is None else (ModelConfig(backbone=best, init=PRETRAINED), why)
     assert backbone is not None
-    if init is None and not (backbone in NETWORKS or backbone.startswith(TIMM)):
+    if init is None and not all(name in NETWORKS or name.startswith(TIMM) for name in part_names(backbone)):
         return None
     if init is None and backbone == LITE and weights_at_hand(LITE) is None:
         return None
-    model = ModelConfig(backbone=backbone, init=init or PRETRAINED)
+    several = len(part_names(backbone)) > 1
+    model = ModelConfig(backbone=backbone, init=init or PRETRAINED, frozen=several)
     return model, f"backbone {backbone}: as asked{download_notice(model)}"
 
 
@@ -152,6 +154,7 @@ def _frozen(
         model=dataclasses.replace(
             model,
             frozen=True,
+            view_sizes=own_sizes(files.train, gpu, model),
             frozen_views=head.RANDOM_VIEWS,
             head="linear",
             projection_dims=head.DIMS,

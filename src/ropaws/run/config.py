@@ -19,9 +19,9 @@ from ropaws.core.labels import nearest
 from ropaws.core.randomness import SupportConfig
 from ropaws.core.run_layout import CONFIG, DATA, FORMAT, FROZEN, INPUTS
 from ropaws.embedding.backbones import PRETRAINED, ModelConfig
-from ropaws.embedding.embedder import Embedder
+from ropaws.embedding.embedder import Embedder, embedding_of
 from ropaws.embedding.encoder import Encoder
-from ropaws.embedding.frozen_features import Embedding
+from ropaws.embedding.joined_backbones import JOIN, init_files
 from ropaws.methods import Method, RoPAWS, method_class, method_name
 from ropaws.pool.augment import AugmentConfig, Normalization
 from ropaws.pool.remote import absolute_source, source_name
@@ -132,16 +132,24 @@ def _absolute(section: Any) -> Any:
     changed = {}
     for name, value in ((item.name, getattr(section, item.name)) for item in dataclasses.fields(section)):
         values = value if isinstance(value, tuple) else (value,)
-        placed = tuple(_absolute_path(item, is_source=name in ("source", "extra")) for item in values)
+        placed = tuple(_absolute_path(item, name) for item in values)
         if placed != values:
             changed[name] = placed if isinstance(value, tuple) else placed[0]
     return dataclasses.replace(section, **changed) if changed else section
 
 
-def _absolute_path(value: Any, *, is_source: bool) -> Any:
+def _absolute_path(value: Any, setting: str) -> Any:
     if isinstance(value, Path):
-        return value if value == PRETRAINED else absolute_source(value)
-    return str(Path(value).absolute()) if is_source and value.endswith(".npz") else value
+        if value == PRETRAINED:
+            return value
+        files = init_files(value) if setting == "init" else (value,)
+        return absolute_source(value) if len(files) == 1 else _joined(files)
+    return str(Path(value).absolute()) if setting in ("source", "extra") and value.endswith(".npz") else value
+
+
+def _joined(files: tuple[Path, ...]) -> Path:
+    """The weight files of several networks in one setting."""
+    return Path(JOIN.join(str(file if file == PRETRAINED else absolute_source(file)) for file in files))
 
 
 def recorded(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -314,13 +322,7 @@ def embedder_of(
     data: where the cache is, if that is elsewhere by now
     """
     data = data or config.data
-    embedding = Embedding(
-        encoder,
-        config.model.backbone,
-        config.augment,
-        config.model.frozen_views,
-        normalize,
-        config.data.image_size,
-        crop=config.data.crop,
+    embedding = embedding_of(
+        config.model, encoder, config.augment, normalize, config.data.image_size, config.data.crop
     )
     return Embedder(embedding, cache=data.feature_cache, cache_gb=data.cache_gb, console=console)

@@ -31,6 +31,7 @@ from ropaws import equations as eq
 from ropaws.core.features import moderate_by
 from ropaws.embedding.backbones import Encoder
 from ropaws.embedding.frozen_features import folded
+from ropaws.embedding.joined_backbones import part_names
 from ropaws.methods import LabeledEmbeddings, Method, method_name
 from ropaws.pool import image_ops
 from ropaws.run.run import Run
@@ -187,6 +188,15 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 18
 MOST_BYTES = 2**31 - 1  # that a file of this kind can have
 PROVIDERS = ["CPUExecutionProvider"]
+
+
+def check_one_network(backbone: str) -> None:
+    """Raise an error if a run cannot be one graph."""
+    if len(part_names(backbone)) > 1:
+        raise ValueError(
+            f"export: {backbone} sees several views of each image, and several networks together are no"
+            " single graph; train a run with one of them"
+        )
 
 
 def check_installed() -> None:

@@ -146,6 +146,7 @@ def export(
     run = open_run(run, console=console)
     target = run.path / FILES[settings.format] if path is None else Path(path)
     check_target(target, settings.format, overwrite=overwrite)
+    export_graph.check_one_network(run.config.model.backbone)
     if settings.format == "onnx":
         export_graph.check_installed()
     exact = run.in_full_precision()

@@ -15,7 +15,8 @@ from ropaws.core.files import write_json
 from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.locks import locked
 from ropaws.core.terminal import watch_files
-from ropaws.insight.pool_map import MOST_WITH_NEIGHBORS, PoolMap, pool_map
+from ropaws.insight.neighbors import NEEDS_FAISS, can_search
+from ropaws.insight.pool_map import PoolMap, pool_map
 from ropaws.pool.content import ImageRef, Unreadable
 from ropaws.pool.datasets.feature_file import FeatureTable
 from ropaws.run.output_formats import (
@@ -172,9 +173,14 @@ def _label(
 def _placed(held: HeldRows, console: Console) -> PoolMap:
     points = held.rows()
     console.print(f"Placing {len(points):,} images on the map", highlight=False)
-    if len(points) > MOST_WITH_NEIGHBORS:
-        console.print(f"No column neighbors: it is written for up to {MOST_WITH_NEIGHBORS:,} images")
-    return pool_map(points)
+    if not can_search(len(points)):
+        console.print(f"No column neighbors: {NEEDS_FAISS}", highlight=False, markup=False)
+    placed = pool_map(points)
+    if placed.neighbors is not None and placed.neighbors.recall < 1:
+        console.print(
+            f"neighbors: an index finds {placed.neighbors.recall:.0%} of the true ones", highlight=False
+        )
+    return placed
 
 
 def _sorter(

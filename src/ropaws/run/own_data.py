@@ -12,6 +12,7 @@ from rich.console import Console
 from ropaws.core.files import replacing
 from ropaws.core.run_layout import CONFIG, FROZEN, INPUTS, MODEL
 from ropaws.core.terminal import Terminal
+from ropaws.embedding.backbones import check_train_blocks
 from ropaws.pool.array_files import check_images
 from ropaws.pool.datasets.feature_file import check_feature_array
 from ropaws.run.auto_config import Choice, fit_feature_settings, fit_settings, parse_time
@@ -113,6 +114,7 @@ def train_chosen(
     with writing(out):
         config = with_absolute_paths(config)
         if choice.first is not None:
+            check_train_blocks(config.model)
             _train_frozen(_first_stage(choice.first, config), out / FROZEN, inputs, console)
             init = (out / FROZEN / MODEL).absolute()
             config = replace(config, model=replace(config.model, init=init, init_projection=True))

@@ -23,11 +23,12 @@ from ropaws.core.terminal import Terminal, tell, watch_files
 from ropaws.embedding.backbones import Encoder, build_encoder
 from ropaws.embedding.embedder import Embedder
 from ropaws.embedding.feature_cache import is_feature_cache
-from ropaws.embedding.frozen_features import frozen_features
+from ropaws.embedding.frozen_features import center_features
 from ropaws.methods import LabeledEmbeddings, Method, encoder_of
 from ropaws.pool.augment import center_view
 from ropaws.pool.content import ImageRef
 from ropaws.pool.corpus import Corpus, EmbeddedImages, Images, features_of, pixels_of
+from ropaws.pool.listing import Pool
 from ropaws.pool.reading import drop_unreadable_tests
 from ropaws.pool.sources import DataConfig, load_corpus
 from ropaws.pool.streaming import ImageStack
@@ -312,13 +313,14 @@ class Run:
         device = next(self.model.parameters()).device
         if (features := features_of(images)) is not None:
             return features[rows].to(device)
-        view = self.config.augment
-        views = center_view(images[rows].to(device), view.size, self.facts.normalize, view.interpolation)
-        return self._frozen_features(views).to(device).float() if self.config.model.frozen else views
+        pixels, view = images[rows].to(device), self.config.augment
+        if self.config.model.frozen:
+            return self._center_features(pixels).to(device)
+        return center_view(pixels, view.size, self.facts.normalize, view.interpolation)
 
     @cached_property
-    def _frozen_features(self) -> Callable[[Tensor], Tensor]:
-        return frozen_features(encoder_of(self.model))
+    def _center_features(self) -> Callable[[Tensor], Tensor]:
+        return center_features(self._embedder.embedding(Pool()))
 
     def _embedded(self, images: Images) -> Images:
         """The images, with cached features where the backbone is frozen and they are the run's own."""

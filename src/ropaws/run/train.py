@@ -47,8 +47,7 @@ from ropaws.core.run_layout import (
     WITHOUT_EFFECT,
 )
 from ropaws.core.terminal import Terminal, tell, watch_files
-from ropaws.embedding.backbones import check_model
-from ropaws.embedding.pretrained import check_view_size
+from ropaws.embedding.backbones import check_model, view_sizes
 from ropaws.methods import encoder_of, method_name
 from ropaws.pool.augment import Normalization
 from ropaws.pool.content import named_keys
@@ -203,7 +202,7 @@ def _checked(config: RunConfig) -> RunConfig:
     check_repeatable(config)
     check_trackers(config.train.log)
     check_model(config.model)
-    check_view_size(config.model.backbone, config.augment.size)
+    view_sizes(config.model, config.augment.size)
     if config.data.split is not None and not config.data.split.is_file():
         raise FileNotFoundError(
             f"data.split: no file at {config.data.split}; every run has one: RUN/split.txt"

@@ -28,6 +28,7 @@ from ropaws.embedding.backbones import (
 )
 from ropaws.embedding.feature_check import useless_features
 from ropaws.embedding.heads import ComponentsHead
+from ropaws.embedding.joined_backbones import init_files
 from ropaws.embedding.main_directions import in_main_directions
 from ropaws.embedding.weight_files import read_weights
 from ropaws.methods import encoder_of, method_name
@@ -143,7 +144,7 @@ def build(
             corpus = with_features(config, corpus, facts, encoder.to(device), console)
             _start_head(corpus, encoder)
         model = with_method_parts(config, facts, encoder).to(device)
-    if starts and config.model.init not in (None, PRETRAINED):
+    if starts and config.model.init not in (None, PRETRAINED) and len(init_files(config.model.init)) == 1:
         config.method.start(model, read_weights(config.model.init))
     synchronize_norms(model, device)
     optimizer = build_optimizer(model, config.optim)

@@ -76,6 +76,11 @@ export function packed(hex) {
   return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 }
 
+/** The color of such a number. @param {number} color */
+export function unpacked(color) {
+  return `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16) & 255})`;
+}
+
 /**
  * The color of the class at a position; the second ten are the first, nearer to the page.
  *

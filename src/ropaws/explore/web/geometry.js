@@ -136,6 +136,23 @@ export class PointIndex {
     for (let i = 0; i < this.order.length; i++) this.order[next[this.cellOf(i)]++] = i;
   }
 
+  /** The points of a box; null if there are more than `most`. @param {Box} box @param {number} most */
+  within(box, most) {
+    const found = [];
+    const [first, last] = [this.column(box.left, this.box.left), this.column(box.right, this.box.left)];
+    const bottom = this.column(box.bottom, this.box.top);
+    for (let row = this.column(box.top, this.box.top); row <= bottom; row++) {
+      const [from, to] = [this.starts[row * this.side + first], this.starts[row * this.side + last + 1]];
+      for (let k = from; k < to; k++) {
+        const [x, y] = [this.xs[this.order[k]], this.ys[this.order[k]]];
+        if (x < box.left || x > box.right || y < box.top || y > box.bottom) continue;
+        if (found.length === most) return null;
+        found.push(this.order[k]);
+      }
+    }
+    return found;
+  }
+
   /**
    * The wanted point nearest to a position, at most `reach` away, or null.
    *

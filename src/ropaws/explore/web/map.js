@@ -1,18 +1,23 @@
 /**
  * The map: zoom, pan, hover and lasso over the canvas of points.
  *
+ * @import { ClusterName } from "./map_names.js"
  * @import { Store } from "./store.js"
  * @import { ColorMode } from "./colors.js"
  * @import { Tooltip } from "./tooltip.js"
  */
-import { legend, pointColors } from "./colors.js";
+import { legend, pointColors, unpacked } from "./colors.js";
 import { element, fill, find } from "./dom.js";
 import { maskOf } from "./filters.js";
 import { PointIndex, fit, lassoed, pan, toPixels, toPosition, zoomAt } from "./geometry.js";
 import { MapCanvas } from "./map_canvas.js";
+import { clusterNames } from "./map_names.js";
+import { MapThumbnails, roomFor } from "./map_thumbnails.js";
 
 const REACH = 12; // pixels from the pointer to the nearest point
 const STEP = 60; // pixels per arrow key
+const NEAR = 3; // times the scale at which all is shown: from there on thumbnails are
+const REST_MS = 150; // without a movement, after which the map is drawn whole
 
 export class PoolMap {
   /**
@@ -47,6 +52,11 @@ export class PoolMap {
     this.pointers = new Map();
     this.moved = 0;
     this.frame = 0;
+    this.resting = 0; // a timer that runs while the map is moved
+    this.selected = new Uint32Array();
+    /** @type {ClusterName[]} */
+    this.names = [];
+    this.thumbnails = new MapThumbnails(store, () => this.schedule());
     this.listen();
   }
 
@@ -55,7 +65,8 @@ export class PoolMap {
     store.on(["columns"], () => this.takeColumns());
     store.on(["labels", "filter", "theme"], () => this.recolor());
     store.on(["state"], () => this.drawLegend());
-    store.on(["selection"], () => this.schedule());
+    store.on(["selection"], () => this.takeSelection());
+    store.on(["session"], () => this.takeSelection());
     this.modeSelect.addEventListener("change", () => this.recolor());
     new ResizeObserver(() => this.resize()).observe(canvas);
     canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
@@ -96,6 +107,7 @@ export class PoolMap {
     if (!columns) return;
     this.mask = maskOf(filter, columns);
     this.colors = pointColors(columns, this.mode, classes, dark, this.mask);
+    this.names = clusterNames(columns, this.mode, classes, this.mask);
     this.drawLegend();
     this.schedule();
   }
@@ -129,10 +141,32 @@ export class PoolMap {
   }
 
   draw() {
-    const { columns, selection, dark } = this.store;
+    const { columns, dark } = this.store;
     if (!columns || !this.index) return;
-    const { view, fitScale, colors, mask, hovered, lasso } = this;
-    this.canvas.draw({ columns, view, fitScale, colors, mask, selection, hovered, lasso, dark });
+    const { index, view, fitScale, colors, mask, selected, hovered, lasso, names, thumbnails } = this;
+    const moving = this.resting !== 0;
+    const isNear = view.scale >= NEAR * fitScale;
+    const shown = moving || !isNear ? [] : roomFor(index, view, this.canvas.size, (i) => mask?.[i] !== 0);
+    const drawImages = (/** @type {CanvasRenderingContext2D} */ context) =>
+      thumbnails.draw(context, shown, (id) => unpacked(colors[id]));
+    const scene = { columns, view, fitScale, colors, mask, selected, hovered, lasso, dark };
+    this.canvas.draw({ ...scene, moving, names, drawImages });
+  }
+
+  takeSelection() {
+    this.selected = Uint32Array.from(this.store.selection);
+    this.schedule();
+  }
+
+  /** The view has changed, and may again at once: thumbnails and the last points come when it rests. */
+  move() {
+    this.isFit = false;
+    clearTimeout(this.resting);
+    this.resting = window.setTimeout(() => {
+      this.resting = 0;
+      this.schedule();
+    }, REST_MS);
+    this.schedule();
   }
 
   showAll() {
@@ -147,15 +181,13 @@ export class PoolMap {
   zoom(factor, px = this.canvas.size.width / 2, py = this.canvas.size.height / 2) {
     const limits = { least: this.fitScale / 2, most: this.fitScale * 400 };
     this.view = zoomAt(this.view, this.canvas.size, px, py, factor, limits);
-    this.isFit = false;
-    this.schedule();
+    this.move();
   }
 
   /** @param {number} dx @param {number} dy */
   pan(dx, dy) {
     this.view = pan(this.view, dx, dy);
-    this.isFit = false;
-    this.schedule();
+    this.move();
   }
 
   /** @param {boolean} on */
@@ -167,6 +199,8 @@ export class PoolMap {
 
   /** The image at a pixel, among those that the filter keeps. @param {number} px @param {number} py */
   at(px, py) {
+    const thumbnail = this.thumbnails.at(px, py);
+    if (thumbnail !== null) return thumbnail;
     const [x, y] = toPosition(this.view, this.canvas.size, px, py);
     return this.index?.nearest(x, y, REACH / this.view.scale, (i) => this.mask?.[i] !== 0) ?? null;
   }

@@ -1,18 +1,26 @@
 /**
- * The map's canvas: all images as points, written as pixels into one buffer, then what is marked on top.
+ * The map's canvas: all images as points, drawn by the graphics card or written as pixels into one buffer, then
+ * what is marked on top.
  *
  * @import { Columns } from "./columns.js"
  * @import { Size, View } from "./geometry.js"
+ * @import { Layer } from "./map_gl.js"
+ * @import { ClusterName } from "./map_names.js"
  * @typedef {{dx: Int32Array, dy: Int32Array, reach: number}} Disc - the pixels of a disc, around its center
  */
 import { BACKGROUNDS, packed } from "./colors.js";
 import { toPixels } from "./geometry.js";
+import { GlPoints } from "./map_gl.js";
+import { placed } from "./map_names.js";
+
+const WHILE_MOVING = 200_000; // points of a frame at most, where no graphics card draws them
 
 /**
  * @typedef {{
  *   columns: Columns, view: View, fitScale: number, colors: Uint32Array, mask: Uint8Array | null,
- *   selection: Set<number>, hovered: number | null, lasso: [number, number][], dark: boolean,
- * }} Scene - view in CSS pixels; lasso in positions
+ *   selected: Uint32Array, hovered: number | null, lasso: [number, number][], dark: boolean,
+ *   moving?: boolean, names?: ClusterName[], drawImages?: (context: CanvasRenderingContext2D) => void,
+ * }} Scene - view in CSS pixels; lasso in positions; moving: a frame of many that a person drags
  */
 
 /**
@@ -27,8 +35,8 @@ export function pointSize(n, zoom) {
 }
 
 export class MapCanvas {
-  /** @param {HTMLCanvasElement} canvas */
-  constructor(canvas) {
+  /** @param {HTMLCanvasElement} canvas @param {{slowCard?: boolean, noCard?: boolean}} options - for measuring */
+  constructor(canvas, options = {}) {
     this.canvas = canvas;
     const context = canvas.getContext("2d");
     if (!context) throw new Error("this browser has no 2D canvas");
@@ -37,6 +45,13 @@ export class MapCanvas {
     /** @type {ImageData | null} */
     this.image = null;
     this.pixels = new Uint32Array();
+    /** @type {{colors: Uint32Array, kept: Uint32Array | null, labeled: Uint32Array, few: Uint32Array | null} | null} */
+    this.lists = null;
+    this.below = document.createElement("canvas"); // what a card draws on lies under the marks
+    this.card = options.noCard ? null : GlPoints.open(this.below, options.slowCard);
+    if (this.card) canvas.before(this.below);
+    this.below.className = "map-points";
+    this.below.addEventListener("webglcontextlost", () => this.loseCard());
   }
 
   /** In CSS pixels. @returns {{width: number, height: number}} */
@@ -44,63 +59,93 @@ export class MapCanvas {
     return { width: this.canvas.clientWidth, height: this.canvas.clientHeight };
   }
 
+  /** Pixels are written from now on. */
+  loseCard() {
+    this.card = null;
+    this.below.remove();
+    this.resize();
+  }
+
   /** Fits the buffer to the element. */
   resize() {
     this.ratio = Math.min(2, window.devicePixelRatio || 1);
-    this.canvas.width = Math.max(1, Math.round(this.canvas.clientWidth * this.ratio));
-    this.canvas.height = Math.max(1, Math.round(this.canvas.clientHeight * this.ratio));
+    for (const canvas of this.card ? [this.canvas, this.below] : [this.canvas]) {
+      canvas.width = Math.max(1, Math.round(this.canvas.clientWidth * this.ratio));
+      canvas.height = Math.max(1, Math.round(this.canvas.clientHeight * this.ratio));
+    }
+    if (this.card) return;
     this.image = this.context.createImageData(this.canvas.width, this.canvas.height);
     this.pixels = new Uint32Array(this.image.data.buffer);
   }
 
+  /** Which points are drawn anew on top; found once for all frames with these colors. @param {Scene} scene */
+  listsOf({ columns, colors, mask }) {
+    if (this.lists?.colors === colors) return this.lists;
+    const labeled = kept(columns.n, (i) => columns.label[i] !== -1 && mask?.[i] !== 0);
+    const step = Math.ceil(columns.n / WHILE_MOVING);
+    const few =
+      step > 1 ? Uint32Array.from({ length: Math.floor(columns.n / step) }, (_, k) => k * step) : null;
+    this.lists = { colors, kept: mask && kept(columns.n, (i) => mask[i] === 1), labeled, few };
+    return this.lists;
+  }
+
+  /** From the bottom to the top. @param {Scene} scene @param {number} points @returns {Layer[]} */
+  layers(scene, points) {
+    const { kept: masked, labeled, few } = this.listsOf(scene);
+    const diameter = (/** @type {number} */ more) => points + Math.round(more * this.ratio);
+    const thin = scene.moving && !this.card ? few : null;
+    /** @type {Layer[]} */
+    const layers = [{ which: thin, diameter: points, paint: null }];
+    if (masked && (!thin || masked.length <= WHILE_MOVING))
+      layers.push({ which: masked, diameter: points, paint: null });
+    layers.push({
+      which: labeled,
+      diameter: diameter(4),
+      paint: BACKGROUNDS[scene.dark ? "dark" : "light"],
+    });
+    layers.push({ which: labeled, diameter: diameter(2), paint: null });
+    const { selected } = scene;
+    if (selected.length) {
+      const extra = selected.length > 300 ? 0 : 2; // many large points would hide each other
+      layers.push({
+        which: selected,
+        diameter: diameter(extra + 2),
+        paint: scene.dark ? "#ffffff" : "#000000",
+      });
+      layers.push({ which: selected, diameter: diameter(extra), paint: null });
+    }
+    return layers;
+  }
+
   /** @param {Scene} scene */
   draw(scene) {
-    if (!this.image) return;
-    const { columns, colors, selection, dark } = scene;
-    const { ratio, pixels } = this;
+    if (!this.image && !this.card) return;
+    const { columns, colors } = scene;
     const size = { width: this.canvas.width, height: this.canvas.height };
-    const view = { ...scene.view, scale: scene.view.scale * ratio };
-    const points = Math.max(1, Math.round(ratio * pointSize(columns.n, scene.view.scale / scene.fitScale)));
-    const paint = (
-      /** @type {ArrayLike<number> | number} */ paints,
-      /** @type {number} */ more,
-      /** @type {number[] | null} */ which,
-    ) =>
-      drawPoints(
-        pixels,
-        size,
-        view,
-        columns.x,
-        columns.y,
-        paints,
-        disc(points + Math.round(more * ratio)),
-        which,
-      );
-    pixels.fill(0);
-    paint(colors, 0, null);
-    if (scene.mask)
-      paint(
-        colors,
-        0,
-        kept(columns.n, (i) => scene.mask?.[i] === 1),
-      );
-    const labeled = kept(columns.n, (i) => columns.label[i] !== -1 && scene.mask?.[i] !== 0);
-    paint(packed(BACKGROUNDS[dark ? "dark" : "light"]), 4, labeled);
-    paint(colors, 2, labeled);
-    if (selection.size) {
-      const selected = [...selection];
-      const extra = selected.length > 300 ? 0 : 2; // many large points would hide each other
-      paint(packed(dark ? "#ffffff" : "#000000"), extra + 2, selected);
-      paint(colors, extra, selected);
+    const view = { ...scene.view, scale: scene.view.scale * this.ratio };
+    const zoom = scene.view.scale / scene.fitScale;
+    const points = Math.max(1, Math.round(this.ratio * pointSize(columns.n, zoom)));
+    const layers = this.layers(scene, points);
+    if (this.card) {
+      this.card.draw(size, view, columns, colors, layers);
+      this.context.clearRect(0, 0, size.width, size.height);
+    } else if (this.image) {
+      this.pixels.fill(0);
+      for (const { which, diameter, paint } of layers) {
+        const paints = paint ? packed(paint) : colors;
+        drawPoints(this.pixels, size, view, columns.x, columns.y, paints, disc(diameter), which);
+      }
+      this.context.putImageData(this.image, 0, 0);
     }
-    this.context.putImageData(this.image, 0, 0);
-    this.drawMarks(scene, points / ratio);
+    this.drawMarks(scene, points / this.ratio);
   }
 
   /** @param {Scene} scene @param {number} points */
   drawMarks(scene, points) {
     const { context, ratio } = this;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    scene.drawImages?.(context);
+    this.drawNames(scene);
     context.lineWidth = 2;
     context.strokeStyle = scene.dark ? "#ffffff" : "#000000";
     if (scene.hovered !== null) {
@@ -124,13 +169,34 @@ export class MapCanvas {
     }
     context.setTransform(1, 0, 0, 1, 0, 0);
   }
+
+  /** With a border in the color of the page, so that they can be read on any points. @param {Scene} scene */
+  drawNames({ names = [], view, dark }) {
+    const { context } = this;
+    context.font = "600 13px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.lineJoin = "round";
+    context.lineWidth = 4;
+    context.strokeStyle = BACKGROUNDS[dark ? "dark" : "light"];
+    context.fillStyle = dark ? "#ffffff" : "#000000";
+    for (const { text, x, y } of placed(
+      names,
+      view,
+      this.size,
+      (words) => context.measureText(words).width,
+    )) {
+      context.strokeText(text, x, y);
+      context.fillText(text, x, y);
+    }
+  }
 }
 
-/** @param {number} n @param {(i: number) => boolean} wanted @returns {number[]} */
+/** @param {number} n @param {(i: number) => boolean} wanted */
 function kept(n, wanted) {
   const found = [];
   for (let i = 0; i < n; i++) if (wanted(i)) found.push(i);
-  return found;
+  return Uint32Array.from(found);
 }
 
 // Points written as pixels into a buffer. A canvas call per point would take most of a second for 100,000

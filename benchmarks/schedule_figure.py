@@ -1,0 +1,67 @@
+"""The figure of long_schedule.py."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+ROWS = {
+    "accuracy": "accuracy, %",
+    "auroc": "AUROC, %",
+    "confidence_out": "confidence on\nout-of-class tests, %",
+    "weight_in": "in-domain weight, %\n(in solid, out dotted)",
+}
+LINES = {
+    "supervised": ("supervised", "#000000"),
+    "paws": ("PAWS", "#D55E00"),
+    "ropaws-paper": ("RoPAWS, as in the paper", "#0072B2"),
+    "ropaws": ("RoPAWS, our settings from scratch", "#009E73"),
+}
+MOST_COLUMNS = 5
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """A column for each setting that has both PAWS and RoPAWS, a row for each figure over training."""
+    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["entry"] in LINES:
+            groups.setdefault((row["data"], row["labels"], row["epochs"]), []).append(row)
+    shown = {
+        key: cells
+        for key, cells in groups.items()
+        if {"paws", "ropaws-paper"} <= {cell["entry"] for cell in cells}
+    }
+    columns = dict(list(shown.items())[:MOST_COLUMNS])
+    if not columns:
+        return
+    figure = Figure(figsize=(1.2 + 3.2 * len(columns), 9.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = np.reshape(figure.subplots(len(ROWS), len(columns), sharex="col", sharey="row"), (len(ROWS), -1))
+    for column, ((data, labels, epochs), cells) in enumerate(columns.items()):
+        for line, (name, title) in enumerate(ROWS.items()):
+            axes = grid[line, column]
+            for cell in cells:
+                _curve(axes, cell, name)
+            axes.grid(alpha=0.25)
+            if column == 0:
+                axes.set_ylabel(title)
+        grid[0, column].set_title(f"{data}, {labels} labels, {epochs} epochs", fontsize=10)
+        grid[-1, column].set_xlabel("epoch")
+    handles, names = grid[0, 0].get_legend_handles_labels()
+    unique = dict(zip(names, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, dpi=100, format="png")
+
+
+def _curve(axes: Axes, cell: dict[str, Any], name: str) -> None:
+    label, color = LINES[cell["entry"]]
+    for part, style in ((name, "-"), (name.replace("_in", "_out"), ":")):
+        points = [point for point in cell["curve"] if part in point]
+        if points and (part == name or name == "weight_in"):
+            epochs = [point["step"] / cell["steps"] * cell["epochs"] for point in points]
+            values = [100 * point[part] for point in points]
+            axes.plot(epochs, values, style, color=color, linewidth=1.6, marker=".", label=label)
