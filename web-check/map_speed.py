@@ -1,6 +1,7 @@
 """How long the map of `ropaws explore` takes to draw 100,000 points and a million, in chromium.
 
-There is no graphics card: WebGL is computed by the processor (SwiftShader), where the page itself writes pixels.
+There is no graphics card: WebGL is computed by the processor (SwiftShader), in whose place the page writes
+pixels itself.
 
 python web-check/map_speed.py     writes benchmarks/results/explore_map.json
 """

@@ -14,7 +14,7 @@ from ropaws.classify import head
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting
 from ropaws.explore.answer_log import SKIPPED, RefusedError
-from ropaws.explore.browsing import Query, browse, details, new_class_list
+from ropaws.explore.browsing import Query, _smallest, browse, details, new_class_list
 from ropaws.explore.jobs import Job
 from ropaws.explore.session import Session
 from ropaws.pool.listing import list_labeled
@@ -811,3 +811,19 @@ def test_more_like_an_image(session):
     assert (np.diff((points @ points[5]).numpy()[numbers]) <= 1e-6).all()
     with pytest.raises(RefusedError, match="from 0 to 119"):
         browse(session, Query(like=COUNT))
+
+
+def test_a_page_in_order_is_that_of_sorting_everything():
+    random = np.random.default_rng(0)
+    for count in (1, 5, 60, 400):
+        keys = random.integers(0, 12, 300).astype(np.float32)  # many ties, in the order of the images
+        np.testing.assert_array_equal(_smallest(keys, count)[:count], np.argsort(keys, kind="stable")[:count])
+
+
+def test_names_are_sorted_and_searched(session):
+    names = session.pool.images.names
+    page = browse(session, Query(sort="name", descending=True, limit=7))
+    assert [item["name"] for item in page["items"]] == sorted(names, reverse=True)[:7]
+    assert page["total"] == COUNT
+    found = browse(session, Query(text="IMAGE-01", limit=500))
+    assert found["total"] == 10

@@ -46,31 +46,43 @@ class Query:
 def browse(session: Session, query: Query) -> dict[str, Any]:
     """The images of a page, and how many there are in all."""
     with session.lock:
-        found = _ordered(session, query)
+        total, found = _ordered(session, query)
         page = found[query.offset : query.offset + query.limit]
         notes = _Notes(session, query)
         items = [_item(session, int(number), notes) for number in page]
-        return {"total": len(found), "offset": query.offset, "items": items}
+        return {"total": total, "offset": query.offset, "items": items}
 
 
-def _ordered(session: Session, query: Query) -> NDArray[np.int64]:
+def _ordered(session: Session, query: Query) -> tuple[int, NDArray[np.int64]]:
+    """How many images there are, and in order the first of them, as far as the page that is asked for."""
     chosen = _listed(session, query)
     kept = chosen[_passes(session, query)[chosen]]
-    if query.like is not None and query.sort in ("", "suggested"):
-        kept = kept[np.argsort(-_similarity(session, query.like)[kept], kind="stable")]
-    if query.sort in ("", "suggested", "suspected"):  # views come in their own order
-        return kept[::-1] if query.descending else kept
-    if query.sort == "name":
-        names = session.pool.images.names
-        order = sorted(range(len(kept)), key=lambda place: names[kept[place]], reverse=query.descending)
-        return kept[order]
-    values: dict[str, NDArray[Any]] = {
-        "confidence": session.confidence,
-        "in_domain": session.fitted.in_class,
-        "number": np.arange(len(session.pool)),
-    }
-    keys = values[query.sort][kept]
-    return kept[np.argsort(-keys if query.descending else keys, kind="stable")]
+    shown = query.offset + query.limit
+    by_like = query.like is not None and query.sort in ("", "suggested")
+    if query.sort in ("", "suggested", "suspected") and not by_like:  # views come in their own order
+        return len(kept), kept[::-1] if query.descending else kept
+    keys: NDArray[Any]
+    if by_like:
+        assert query.like is not None
+        keys = -_similarity(session, query.like)[kept]
+    elif query.sort == "name":
+        keys = session.pool.images.rank[kept]
+    else:
+        values: dict[str, NDArray[Any]] = {
+            "confidence": session.confidence,
+            "in_domain": session.fitted.in_class,
+            "number": np.arange(len(session.pool)),
+        }
+        keys = values[query.sort][kept]
+    return len(kept), kept[_smallest(-keys if query.descending else keys, shown)]
+
+
+def _smallest(keys: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Positions of the smallest keys in order, equal ones as they come: of a million not all are sorted."""
+    if count >= len(keys):
+        return np.argsort(keys, kind="stable")
+    near = np.flatnonzero(keys <= np.partition(keys, count)[count])
+    return near[np.argsort(keys[near], kind="stable")]
 
 
 def _listed(session: Session, query: Query) -> NDArray[np.int64]:
@@ -125,7 +137,7 @@ def _passes(session: Session, query: Query) -> NDArray[np.bool_]:
         kept &= session.codes == query.label
     if query.text:
         wanted = query.text.casefold()
-        kept &= np.array([wanted in name.casefold() for name in session.pool.images.names], bool)
+        kept &= np.array([wanted in name for name in session.pool.images.folded], bool)
     if query.ids is not None:
         among = np.zeros(len(kept), bool)
         among[[number for number in query.ids if 0 <= number < len(kept)]] = True
@@ -188,8 +200,8 @@ def _check_number(session: Session, number: int) -> None:
 def _similarity(session: Session, number: int) -> NDArray[np.float32]:
     """Cosine of the features of all images to those of one.   ->  (n,)"""
     _check_number(session, number)
-    points = session.pool.points
-    found: NDArray[np.float32] = torch.cosine_similarity(points, points[number : number + 1]).numpy()
+    points, lengths = session.pool.points, session.pool.lengths
+    found: NDArray[np.float32] = (points @ points[number] / (lengths * lengths[number])).numpy()
     return found
 
 

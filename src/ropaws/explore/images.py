@@ -1,5 +1,6 @@
 """The images that are looked at: opened by number, as thumbnails that are made once, never by a path."""
 
+import functools
 import hashlib
 import io
 import threading
@@ -7,7 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from ropaws.core.files import make_folder, refuse_link, write_atomically
@@ -31,6 +34,18 @@ class ShownImages(ABC):
     """Images by number, each with a name that stays the same from one start to the next."""
 
     names: tuple[str, ...]
+
+    @functools.cached_property
+    def folded(self) -> list[str]:
+        """The names without capital letters, to search in."""
+        return [name.casefold() for name in self.names]
+
+    @functools.cached_property
+    def rank(self) -> NDArray[np.int64]:
+        """The place of each image among all, by name.   (n,)"""
+        rank = np.empty(len(self), np.int64)
+        rank[sorted(range(len(self)), key=self.names.__getitem__)] = np.arange(len(self))
+        return rank
 
     def __len__(self) -> int:
         return len(self.names)

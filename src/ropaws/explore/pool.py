@@ -1,5 +1,6 @@
 """What is explored: images, their features, and the labels that they came with."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,12 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        """Of the points, never zero.   (n,)"""
+        found: Tensor = self.points.norm(dim=1).clamp_min(1e-12)
+        return found
 
     @property
     def foreign(self) -> str:

@@ -460,7 +460,7 @@ class Session:
     def state(self, tab: str) -> dict[str, Any]:
         """All small facts; see docs/explore.md."""
         with self.lock:
-            own, guessed = Counter(self.codes.tolist()), Counter(self.predicted.tolist())
+            own, guessed = _counted(self.codes), _counted(self.predicted)
             job, entry = self.jobs.shown(), self.log.last_undoable(tab)
             classes = [
                 {"id": number, "name": name, "labels": own[number], "predicted": guessed[number]}
@@ -584,6 +584,11 @@ def _accuracy_facts(accuracy: PoolAccuracy | None) -> dict[str, Any]:
     """What the log keeps of the estimate of a round."""
     found = fitting.estimate_facts(accuracy) or {}
     return {name: found.get(name) for name in ("accuracy", "low", "high", "kind")}
+
+
+def _counted(codes: NDArray[np.int16]) -> Counter[int]:
+    numbers, counts = np.unique(codes, return_counts=True)
+    return Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
 
 def _sweep(folder: Path) -> None:

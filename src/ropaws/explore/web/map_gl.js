@@ -19,7 +19,7 @@ void main() {
   shade = paint.a > 0.0 ? paint : color;
 }`;
 const FRAGMENT = `#version 300 es
-precision mediump float;
+precision highp float;
 in vec4 shade;
 uniform float size;
 out vec4 pixel;
@@ -29,6 +29,25 @@ void main() {
   pixel = shade;
 }`;
 const UNIFORMS = ["center", "scale", "size", "paint"];
+
+/** The program of both shaders; null if the card does not take it. @param {WebGL2RenderingContext} gl */
+function linked(gl) {
+  const program = gl.createProgram();
+  if (!program) return null;
+  const sources = /** @type {const} */ ([
+    [gl.VERTEX_SHADER, VERTEX],
+    [gl.FRAGMENT_SHADER, FRAGMENT],
+  ]);
+  for (const [kind, source] of sources) {
+    const shader = gl.createShader(kind);
+    if (!shader) return null;
+    gl.shaderSource(shader, source);
+    gl.compileShader(shader);
+    gl.attachShader(program, shader);
+  }
+  gl.linkProgram(program);
+  return gl.getProgramParameter(program, gl.LINK_STATUS) ? program : null;
+}
 
 export class GlPoints {
   /**
@@ -43,24 +62,13 @@ export class GlPoints {
       depth: false,
       failIfMajorPerformanceCaveat: !slowToo,
     });
-    const program = gl?.createProgram();
+    const program = gl && linked(gl);
     return gl && program ? new GlPoints(gl, program) : null;
   }
 
   /** @param {WebGL2RenderingContext} gl @param {WebGLProgram} program */
   constructor(gl, program) {
     this.gl = gl;
-    for (const [kind, source] of [
-      [gl.VERTEX_SHADER, VERTEX],
-      [gl.FRAGMENT_SHADER, FRAGMENT],
-    ]) {
-      const shader = gl.createShader(/** @type {number} */ (kind));
-      if (!shader) continue; // the context is lost: nothing is drawn
-      gl.shaderSource(shader, /** @type {string} */ (source));
-      gl.compileShader(shader);
-      gl.attachShader(program, shader);
-    }
-    gl.linkProgram(program);
     gl.useProgram(program);
     this.program = program;
     /** @type {Record<string, WebGLUniformLocation | null>} */

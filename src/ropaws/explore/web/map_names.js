@@ -26,19 +26,19 @@ export function clusterNames(columns, mode, classes, mask = null) {
   const box = bounds(columns.x, columns.y);
   const cell = Math.max(box.right - box.left, box.bottom - box.top, 1e-6) / SIDE;
   const width = SIDE + 2; // a border, so that every cell has neighbors
-  const counts = new Map(
-    classes.map((c) => [c.id, { name: c.name, cells: new Int32Array(width * width), n: 0 }]),
-  );
+  const counts = classes.map((c) => ({ name: c.name, cells: new Int32Array(width * width), n: 0 }));
+  const place = new Int32Array(1 << 16).fill(-1); // of each code among the classes
+  for (const [k, { id }] of classes.entries()) place[id & 0xffff] = k;
   for (let i = 0; i < columns.n; i++) {
-    const known = mask && !mask[i] ? undefined : counts.get(values[i]);
-    if (!known) continue;
+    const k = mask && !mask[i] ? -1 : place[values[i] & 0xffff];
+    if (k < 0) continue;
     const column = Math.min(SIDE - 1, Math.floor((columns.x[i] - box.left) / cell)) + 1;
     const row = Math.min(SIDE - 1, Math.floor((columns.y[i] - box.top) / cell)) + 1;
-    known.cells[row * width + column]++;
-    known.n++;
+    counts[k].cells[row * width + column]++;
+    counts[k].n++;
   }
   const enough = Math.max(3, LEAST_SHARE * columns.n);
-  return [...counts.values()]
+  return counts
     .filter(({ n }) => n >= enough)
     .sort((a, b) => b.n - a.n)
     .map(({ name, cells, n }) => {
