@@ -1,13 +1,13 @@
 """RoPAWSClassifier against what people use on features: few labels, pools with and without other images.
 
 python benchmarks/features.py --data FOLDER [--work FOLDER] [--only NAME ...] [--methods NAME ...]
-    [--backbone dinov2-small --init FILE --views 0 --draws 3]
+    [--labels 1 4] [--backbone dinov2-small --init FILE --views 0 --draws 3]
 
 Ten settings (feature_tasks.py) with 1, 4 and 25 labels per class, five draws of the labels each, on features
 that feature_collections.py computes once. Every cell is a file below --work, so the benchmark can be
-interrupted, and shared among processes (--share 1/2 and 2/2). Runs on one thread. When all cells are there it
-writes results/features.json; on another backbone, which needs a --work of its own, the settings with images
-into results/features_BACKBONE.json.
+interrupted, and shared among processes (--share 1/2 and 2/2). Runs on one thread. It writes what is there by
+then, each row with its number of draws, to results/features.json; on another backbone, which needs a --work
+of its own, the settings with images to results/features_BACKBONE.json. --draws 0 only writes.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def figures(answer: Answer, truth: np.ndarray) -> dict[str, Any]:
 def run_cells(options: argparse.Namespace) -> None:
     part, of = map(int, options.share.split("/"))
     # Draws last: a benchmark that is stopped early has all settings with fewer draws.
-    cells = [(n, k, s) for s in range(options.draws) for n in options.only for k in LABELS]
+    cells = [(n, k, s) for s in range(options.draws) for n in options.only for k in options.labels]
     tasks: dict[str, Data] = {}
     for name, labels, seed in cells[part - 1 :: of]:
         path = cell_file(options.work, name, labels, seed)
@@ -89,18 +89,15 @@ def _line(done: dict[str, Any]) -> str:
     return ", ".join(f"{method} {found['accuracy']:.1f}" for method, found in done.items())
 
 
-def summarize(work: Path, names: list[str], count: int) -> dict[str, Any] | None:
-    """All rows of the table, means of so many draws; None while a cell is missing."""
+def summarize(work: Path, names: list[str]) -> dict[str, Any]:
+    """The rows of the table of which a draw is complete, means of all such draws."""
     rows = {}
     for name in names:
         for labels in LABELS:
-            paths = [cell_file(work, name, labels, seed) for seed in range(count)]
-            if not all(path.exists() for path in paths):
-                return None
-            draws = [json.loads(path.read_text()) for path in paths]
-            if any(set(draw) < set(METHODS) for draw in draws):
-                return None
-            rows[f"{name}, {labels}"] = row(draws)
+            paths = [cell_file(work, name, labels, seed) for seed in range(DRAWS)]
+            draws = [json.loads(path.read_text()) for path in paths if path.exists()]
+            if draws := [draw for draw in draws if set(draw) >= set(METHODS)]:
+                rows[f"{name}, {labels}"] = row(draws)
     return rows
 
 
@@ -123,7 +120,7 @@ def row(draws: list[dict[str, Any]]) -> dict[str, Any]:
             ahead = methods[OURS][figure] - rivals[rival]
             best[figure] = {"rival": rival, "ahead": round(ahead, 2)}
     heads = sum("head: linear" in draw[OURS]["words"] for draw in draws)
-    return {"methods": methods, "best_rival": best, "draws_with_head": heads}
+    return {"methods": methods, "best_rival": best, "draws": len(draws), "draws_with_head": heads}
 
 
 def main() -> None:
@@ -134,6 +131,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/features"))
     parser.add_argument("--only", nargs="+", choices=TABLE, default=list(TABLE), metavar="NAME")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="NAME")
+    parser.add_argument("--labels", nargs="+", type=int, choices=LABELS, default=list(LABELS))
     parser.add_argument("--share", default="1/1")
     parser.add_argument("--draws", type=int, default=DRAWS)
     Network.add_options(parser)
@@ -143,8 +141,9 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # graphs that do not converge, regressions that separate perfectly
     run_cells(options)
-    if (rows := summarize(options.work, options.only, options.draws)) is not None:
-        made = {"draws": options.draws, "views": options.views, "commit": _commit(), "rows": rows}
+    names = [name for name, task in TABLE.items() if not own or task.inside.collection in SOURCES]
+    if rows := summarize(options.work, names):
+        made = {"views": options.views, "commit": _commit(), "rows": rows}
         write_results(f"features_{options.backbone}" if own else "features", made)
 
 

@@ -432,15 +432,18 @@ SHORT = {
 }
 
 
-def feature_rows() -> list[tuple[str, str, dict]]:
+LITE0, DINOV2 = "features", "features_dinov2-small"  # results of the benchmark of features, by backbone
+
+
+def feature_rows(results: str) -> list[tuple[str, str, dict]]:
     """Setting, labels per class, figures."""
-    return [(*key.rsplit(", ", 1), found) for key, found in read("features")["rows"].items()]
+    return [(*key.rsplit(", ", 1), found) for key, found in read(results)["rows"].items()]
 
 
-def feature_table(figure: str) -> str:
+def feature_table(figure: str, results: str = LITE0) -> str:
     """One figure of all methods; the best rival is in italics, ours is bold where it is at least as good."""
     rows: list[list[str]] = []
-    for name, labels, found in feature_rows():
+    for name, labels, found in feature_rows(results):
         methods = found["methods"]
         if figure not in methods[OURS]:
             continue
@@ -460,11 +463,11 @@ def feature_table(figure: str) -> str:
     return table(rows)
 
 
-def feature_calibration() -> str:
+def feature_calibration(results: str = LITE0) -> str:
     """ECE of ours and of logistic regression, FPR95, estimated against true share, seconds."""
     head = ["setting", "labels", "ECE ours", "ECE LR", "FPR95 ours", "best FPR95", "share", "true", "seconds"]
     rows = [head]
-    for name, labels, found in feature_rows():
+    for name, labels, found in feature_rows(results):
         methods = found["methods"]
         ours = methods[OURS]
         rivals = [v["fpr95"] for m, v in methods.items() if m != OURS and "fpr95" in v]
@@ -484,16 +487,18 @@ def feature_calibration() -> str:
     return table(rows)
 
 
-def feature_bar() -> str:
+def feature_bar(results: str = LITE0) -> str:
     """How often ours is ahead of, or level with, the best of nine rivals."""
     lines = []
     for labels in ("1", "4", "25"):
-        mine = [found["best_rival"] for _, k, found in feature_rows() if k == labels]
+        mine = [found["best_rival"] for _, k, found in feature_rows(results) if k == labels]
+        if not mine:  # not measured yet
+            continue
         accuracy = [row["accuracy"]["ahead"] for row in mine]
         auroc = [row["auroc"]["ahead"] for row in mine if "auroc" in row]
         over = [
             found["methods"][OURS]["accuracy"] - found["methods"]["logistic regression"]["accuracy"]
-            for _, k, found in feature_rows()
+            for _, k, found in feature_rows(results)
             if k == labels
         ]
         lines.append(
@@ -510,7 +515,29 @@ def feature_bar() -> str:
 
 
 def _signed(values: list[float]) -> str:
+    if not values:
+        return "-"
     return f"{sum(values) / len(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
+
+
+def two_backbones() -> str:
+    """Accuracy of two networks alone and together."""
+    rows = [["images", "network", "LR, 1 / 4 / 25 labels", "ours, 1 / 4 / 25 labels"]]
+    for name, found in read("two_backbones")["rows"].items():
+        kinds = (found[kind] for kind in ("logistic regression", OURS))
+        figures = [" / ".join(f"{value:.1f}" for value in kind) for kind in kinds]
+        rows.append([*name.rsplit(", ", 1), *figures])
+    return table(rows)
+
+
+def embed_speed() -> str:
+    """Images per second of `ropaws embed` and of the plain ways."""
+    rows = [["network", "way", "images per CPU second", "ours is times as fast", "by CPU seconds"]]
+    for name, found in read("embed_speed").items():
+        for way, speed in found.get("images_per_cpu_second", {}).items() if isinstance(found, dict) else ():
+            ratios = (found[key].get(way) for key in ("ours_times_as_fast", "ours_times_as_fast_by_cpu"))
+            rows.append([name, way, f"{speed:.1f}", *("" if r is None else f"{r:.2f}" for r in ratios)])
+    return table(rows)
 
 
 def trials() -> str:
@@ -737,6 +764,12 @@ SECTIONS = {
     "features-auroc": lambda: feature_table("auroc"),
     "features-calibration": feature_calibration,
     "features-bar": feature_bar,
+    "dinov2-accuracy": lambda: feature_table("accuracy", DINOV2),
+    "dinov2-auroc": lambda: feature_table("auroc", DINOV2),
+    "dinov2-calibration": lambda: feature_calibration(DINOV2),
+    "dinov2-bar": lambda: feature_bar(DINOV2),
+    "two-backbones": two_backbones,
+    "embed-speed": embed_speed,
     "trials": trials,
     "demo": demo_table,
     "ablation": ablation,

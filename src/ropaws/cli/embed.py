@@ -16,6 +16,7 @@ from ropaws.embedding.embedder import (
     open_images,
     seconds_per_view,
 )
+from ropaws.embedding.joined_backbones import part_names
 from ropaws.embedding.pretrained import LITE, NETWORKS, Network, best_at_hand, weights_at_hand
 from ropaws.embedding.timm_backbone import TIMM
 from ropaws.pool.listing import Pool
@@ -40,9 +41,9 @@ class Embed(RayOptions):
     """Images to test on, like --labeled; their arrays are called test_features and so on."""
     backbone: str | None = None
     """The network: auto (the default: the best at hand, or the one that --init fits), a name of `ropaws
-    backbones`, or timm:NAME."""
+    backbones` (several joined by +), or timm:NAME."""
     init: Path = PRETRAINED
-    """Weights: pretrained, or a .pth or .safetensors file."""
+    """Weights: pretrained, or a .pth or .safetensors file; of several networks FILE+FILE."""
     views: int = 1
     """Random views of each image, besides the center view; test images have none."""
     size: int | None = None
@@ -125,7 +126,7 @@ def backbones(arguments: list[str]) -> None:
 
 def _get(name: str | None) -> None:
     """Download the weights of a network into the cache of the Hugging Face hub, as timm does."""
-    if name is None or not (name in NETWORKS or name.startswith(TIMM)):
+    if name is None or not all(part in NETWORKS or part.startswith(TIMM) for part in part_names(name)):
         known = ", ".join(NETWORKS)
         raise ValueError(f"name the network to download: {known}, or timm:NAME; got {name}")
     model = ModelConfig(backbone=name, init=PRETRAINED, frozen=True)

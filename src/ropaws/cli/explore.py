@@ -53,9 +53,9 @@ class Explore:
     """For showing: nothing can be changed."""
     backbone: str | None = None
     """The network: auto (the default: the best at hand, or the one that --init fits), a name of `ropaws
-    backbones`, or timm:NAME."""
+    backbones` (several joined by +), or timm:NAME."""
     init: Path = PRETRAINED
-    """Weights: pretrained, or a .pth or .safetensors file."""
+    """Weights: pretrained, or a .pth or .safetensors file; of several networks FILE+FILE."""
     size: int | None = None
     """Pixels per side that the network sees; by default as `ropaws train` chooses it."""
     cache: Path | None = None

@@ -51,7 +51,8 @@ class Suggest:
     method: str | None = None
     """The run's method, repeated, if it is not part of ropaws: package.module:Class."""
     backbone: str | None = None
-    """With --unlabeled: auto (the default: the best at hand), a name of `ropaws backbones`, or timm:NAME."""
+    """With --unlabeled: auto (the default: the best at hand), a name of `ropaws backbones` (several
+    joined by +), or timm:NAME."""
     init: Path = PRETRAINED
     """With --unlabeled: its weights: pretrained, or a .pth or .safetensors file."""
     cache: Path | None = None

@@ -51,9 +51,9 @@ class TrainOptions:
     test: Path | None = None
     """Images to test on, like --labeled. Classes that --labeled does not have are out-of-class."""
     backbone: str | None = None
-    """The network: auto, dinov2-small, efficientnet-lite0, small, timm:NAME ... With --labeled, auto is the
-    default: the best pretrained one at hand (`ropaws backbones`). As --model.backbone; small, wrn-28-2 and
-    resnet18 train from scratch."""
+    """The network: auto, dinov2-small, dinov2-small+tiny-vit, efficientnet-lite0, small, timm:NAME ... With
+    --labeled, auto is the default: the best pretrained one at hand (`ropaws backbones`). As --model.backbone;
+    small, wrn-28-2 and resnet18 train from scratch."""
     init: Path | None = None
     """Its weights: pretrained, or a .pth or .safetensors file. As --model.init; with --labeled they stay as
     they are, unless --train-backbone is given."""

@@ -311,7 +311,7 @@ def _source(run: Run) -> str:
 
 
 def _weights(init: str) -> str:
-    return "its ImageNet weights" if init == "pretrained" else "a weight file"
+    return "its published weights" if init == "pretrained" else "a weight file"
 
 
 def _text(value: str) -> str:
