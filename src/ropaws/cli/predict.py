@@ -35,7 +35,7 @@ class Predict(RayOptions):
     to OUT.json beside it. With --engine ray a folder of parquet files."""
     format: FormatName | None = None
     """By default what --out ends in; label-studio, fiftyone and coco end in .json. They are tasks with
-    predictions, labels.json of a FiftyOneImageClassificationDataset, and images, annotations and categories."""
+    predictions, labels.json of a FiftyOneImageClassificationDataset, and images, annotations, categories."""
     map: bool = True
     """In parquet: place on a map (x, y) and the most similar images (neighbors). `embedding-atlas FILE
     --x x --y y --neighbors neighbors` shows them."""
