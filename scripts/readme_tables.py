@@ -10,7 +10,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from ropaws.insight.accuracy_estimate import audit_half_width, audit_size
+from ropaws.insight.accuracy_estimate import audit_half_width
 from ropaws.report import bench_page
 from ropaws.report.page import COLUMNS, comparison_rows
 
@@ -657,6 +657,15 @@ def _coverage(group: dict | None) -> list[str]:
     if group is None:
         return ["-"] * 3
     return [f"{group['bias']:+.1f}", f"{group['holds']:.0f} %", f"{group['width']:.0f}"]
+
+
+def audit_size(within: float, expected: float) -> int:
+    """The number of labels from which on audit_half_width stays at or below `within`."""
+    # Rounding to whole answers lets the half-width rise a little now and then: look back from far enough.
+    n = round(1 / within**2) + round(2 / within)
+    while n > 1 and audit_half_width(n - 1, expected) <= within:
+        n -= 1
+    return n
 
 
 def audit_sizes() -> str:
