@@ -346,7 +346,7 @@ class Propagation:
         return cls(support, replace(kernel, prior_temperature=None), rows, voters)
 
     def probs(self, embedding: Tensor) -> Tensor:
-        """Class probabilities, given in-class: a prior scales all classes of a row alike.   (n, d)  ->  (n, c)"""
+        """Class probabilities, given in-class: a prior scales all of a row alike.   (n, d)  ->  (n, c)"""
         support, labels = self.support.embeddings, self.support.one_hot
         return given_in_class(ask_voters(embedding, support, labels, self.voters, self.kernel))
 
