@@ -141,13 +141,13 @@ def test_any_field_is_a_flag_and_a_config_repeats_the_run(base, tmp_path, capsys
     one, two = tmp_path / "one", tmp_path / "two"
     main(
         ["train", str(base), "--method", "paws", "--method.temperature", "0.2", "--train.steps", "2",
-         "--augment.scale", "0.5", "0.9", "--out", str(one)]
+         "--augment.scale", "0.5", "0.9", "--no-report", "--out", str(one)]
     )  # fmt: skip
     config = read_config(one / "config.json")
     assert config.method == PAWS(temperature=0.2)
     assert config.augment.scale == (0.5, 0.9)
     assert config.train.steps == 2
-    main(["train", str(one / "config.json"), "--out", str(two)])
+    main(["train", str(one / "config.json"), "--no-report", "--out", str(two)])
     assert read_config(two / "config.json") == config
     first, second = ((run / "metrics.jsonl").read_text().splitlines() for run in (one, two))
     assert [json.loads(line)["loss"] for line in first] == [json.loads(line)["loss"] for line in second]
@@ -155,7 +155,7 @@ def test_any_field_is_a_flag_and_a_config_repeats_the_run(base, tmp_path, capsys
 
 def test_ablation_switches_are_flags(base, tmp_path):
     main(["train", str(base), "--method.no-reweighting", "--method.no-in-domain-prior", "--train.steps", "1",
-          "--out", str(tmp_path / "run")])  # fmt: skip
+          "--no-report", "--out", str(tmp_path / "run")])  # fmt: skip
     method = read_config(tmp_path / "run" / "config.json").method
     assert (method.reweighting, method.in_domain_prior, method.semi_supervised_density) == (
         False,
@@ -164,10 +164,8 @@ def test_ablation_switches_are_flags(base, tmp_path):
     )
 
 
-def test_evaluate_prints_a_table_or_json(base, tmp_path, capsys):
-    run = tmp_path / "run"
-    main(["train", str(base), "--out", str(run)])
-    capsys.readouterr()
+def test_evaluate_prints_a_table_or_json(tiny_run, tmp_path, capsys):
+    run = tiny.copy(tiny_run, tmp_path / "run")
     main(["evaluate", str(run)])
     assert "accuracy" in capsys.readouterr().out
     main(["evaluate", str(run), "--json"])
@@ -176,11 +174,10 @@ def test_evaluate_prints_a_table_or_json(base, tmp_path, capsys):
     assert "device" in fails(capsys, "evaluate", str(run), "--device", "nonsense")
 
 
-def test_a_finished_run_can_be_resumed_without_harm(base, tmp_path, capsys):
-    run = tmp_path / "run"
-    main(["train", str(base), "--out", str(run)])
+def test_a_finished_run_can_be_resumed_without_harm(tiny_run, tmp_path):
+    run = tiny.copy(tiny_run, tmp_path / "run")
     before = (run / "metrics.jsonl").read_text()
-    main(["train", "--resume", str(run)])
+    main(["train", "--resume", str(run), "--no-report"])
     assert (run / "metrics.jsonl").read_text() == before
 
 
@@ -322,10 +319,8 @@ def test_a_corrupt_config_and_a_corrupt_data_file_are_named(capsys, tmp_path, ba
     assert not out.exists()
 
 
-def test_an_existing_run_is_not_overwritten(capsys, base, tmp_path):
-    main(["train", str(base), "--out", str(tmp_path / "run")])
-    capsys.readouterr()
-    assert "holds a run already" in fails(capsys, "train", str(base), "--out", str(tmp_path / "run"))
+def test_an_existing_run_is_not_overwritten(capsys, base, tiny_run):
+    assert "holds a run already" in fails(capsys, "train", str(base), "--out", str(tiny_run))
 
 
 def test_the_module_runs_as_a_program():
@@ -341,7 +336,7 @@ def test_warm_up_keeps_its_share_of_another_number_of_steps(tmp_path):
     base = ["train", "--recipe", "demo", "--data.source", str(data), "--data.labels-per-class", "2",
             "--train.batch", "8", "--train.steps", "20"]  # fmt: skip
     for name, more, warmup in (("a", [], 2), ("b", ["--optim.warmup", "7"], 7)):
-        main([*base, *more, "--out", str(tmp_path / name)])
+        main([*base, *more, "--no-report", "--out", str(tmp_path / name)])
         assert json.loads((tmp_path / name / "config.json").read_text())["optim"]["warmup"] == warmup
 
 

@@ -180,7 +180,8 @@ def test_the_size_is_that_of_a_run_on_these_images(photos, weights, tmp_path):
 def test_a_run_trains_on_the_file(photos, weights, tmp_path):
     command(photos, weights, tmp_path, "--test", photos / "test")
     run = tmp_path / "run"
-    main(["train", "--features", str(tmp_path / "f.npz"), "--out", str(run), "--train.steps", "20"])
+    features = ("--features", str(tmp_path / "f.npz"))
+    main(["train", *features, "--out", str(run), "--train.steps", "20", "--no-report"])
     assert ropaws.Run(run).class_names == ("block", "columns", "rows")
     assert ropaws.evaluate(run)["accuracy"] > 0.5
 

@@ -62,7 +62,8 @@ def on_features(tmp_path_factory, one_thread):
     for label in range(3):
         labels[np.flatnonzero(truth.numpy() == label)[:4]] = label
     np.savez(folder / "f.npz", features=points.numpy(), labels=labels)
-    main(["train", "--features", str(folder / "f.npz"), "--out", str(folder / "run"), "--train.steps", "5"])
+    features = ("--features", str(folder / "f.npz"))
+    main(["train", *features, "--out", str(folder / "run"), "--train.steps", "5", "--no-report"])
     np.save(folder / "more.npy", blobs(60, 4, seed=1)[0].numpy())
     return folder / "run", folder / "more.npy"
 

@@ -46,7 +46,7 @@ class Demo:
             raise ValueError(f"--labels-per-class must be at least 1, got {self.labels_per_class}")
 
     def bench(self) -> Bench:
-        """The same as settings of `ropaws bench`."""
+        """Return the demo as settings of `ropaws bench`."""
         return Bench(
             methods=TRAINED_FROM_SCRATCH if self.from_scratch else ON_FEATURES,
             protocol=FROM_SCRATCH if self.from_scratch else None,

@@ -99,7 +99,7 @@ def bounded(frequencies: Tensor) -> Tensor:
 
 
 def with_interval(frequencies: Tensor, labels: int) -> ClassPrior:
-    """As wide as if the labels alone, drawn at random, had shown these frequencies.   (c,)"""
+    """Give frequencies the intervals that the labels alone, drawn at random, would give them.   (c,)"""
     share = frequencies.double().numpy()
     low, high = (
         torch.from_numpy(betaincinv(labels * share + 0.5, labels * (1 - share) + 0.5, level)).to(frequencies)

@@ -43,7 +43,7 @@ TRIAL = 3  # a trial takes one of so many of the steps
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierSettings:
-    """Of an OpenSetClassifier; see RoPAWSClassifier."""
+    """Settings of an OpenSetClassifier; RoPAWSClassifier explains each."""
 
     head: bool = True
     prior: Literal["pool", "distance"] | None = "pool"

@@ -1,4 +1,4 @@
-"""From scores of labels and pool to probabilities: an in-domain prior that needs no temperature.
+"""Scores of labels and pool become probabilities: an in-domain prior that needs no temperature.
 
 On features that were not fitted to the labels, a labeled image that is judged by the others looks like any
 in-class image of the pool, and the pool is the mixture of in-class and out-of-class images

@@ -346,12 +346,12 @@ class Propagation:
         return cls(support, replace(kernel, prior_temperature=None), rows, voters)
 
     def probs(self, embedding: Tensor) -> Tensor:
-        """Of the classes, given in-class: a prior scales all classes of a row alike.   (n, d)  ->  (n, c)"""
+        """Class probabilities, given in-class: a prior scales all of a row alike.   (n, d)  ->  (n, c)"""
         support, labels = self.support.embeddings, self.support.one_hot
         return given_in_class(ask_voters(embedding, support, labels, self.voters, self.kernel))
 
     def learned_probs(self, rows: Tensor, embed: Callable[[Tensor], Tensor]) -> Tensor:
-        """The same up to the solver's tolerance, of rows that were learned from: no voter is asked again.
+        """Class probabilities of rows that were learned from, up to the tolerance: no voter is asked again.
 
         At the fixed point what a voter believes is what it hears, times its prior. So its own vote, which
         counts where it is asked like any other row, changes the total alone.

@@ -75,7 +75,7 @@ def global_mean(anchors: Tensor, weights: Tensor | None, sharpen_temperature: fl
 
 
 def batch_class_prior(class_prior: Tensor | None, support: Support) -> Tensor | None:
-    """Of the classes of a batch, in the order of its columns.   (all classes,)  ->  (c,) sums to 1"""
+    """Frequencies of a batch's classes, in the order of its columns.   (all classes,)  ->  (c,) sums to 1"""
     if class_prior is None:
         return None
     found = class_prior.to(support.labels)[support.classes[support.labels.argmax(dim=0)]]

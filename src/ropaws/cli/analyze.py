@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from ropaws.cli.parsing import parse, percent, print_fitting, run_of, text_table, wide_console
+from ropaws.core.files import check_out_folder
 from ropaws.core.run_layout import CONFIG, EVALUATION, METRICS
 from ropaws.core.terminal import Terminal, say, say_json
 from ropaws.report import learning, rivals
@@ -188,8 +189,8 @@ def _warn(line: str) -> None:
 
 
 def _check_parent(out: Path | None) -> None:
-    if out is not None and not out.parent.is_dir():
-        raise FileNotFoundError(f"--out: no folder {out.parent}; create it first")
+    if out is not None:
+        check_out_folder(out.parent)
 
 
 def _check_baseline(baseline: Path) -> None:

@@ -7,7 +7,7 @@ import tyro
 from rich.table import Table
 
 from ropaws.cli.parsing import parse
-from ropaws.core.files import write_json
+from ropaws.core.files import check_out_folder, write_json
 from ropaws.core.terminal import Terminal, cell, say, watch_files
 from ropaws.embedding.feature_cache import cache_size, clear_cache, default_folder
 from ropaws.pool.check import check_data
@@ -35,8 +35,8 @@ class Check:
 
 def check(arguments: list[str]) -> None:
     command = parse(Check, "check", arguments)
-    if command.json is not None and not command.json.parent.is_dir():
-        raise FileNotFoundError(f"--json: no folder {command.json.parent}; create it first")
+    if command.json is not None:
+        check_out_folder(command.json.parent, option="--json")
     watch = watch_files(Terminal(stderr=True))
     findings = check_data(command.labeled, command.unlabeled, command.test, watch=watch)
     table = Table(title=f"Images; the typical shorter side is {findings.typical_side:.0f} px")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ropaws.cli.discover import groups_table
 from ropaws.cli.parsing import parse, percent, refuse_images, run_of
-from ropaws.core.files import replacing, write_json
+from ropaws.core.files import check_out_folder, replacing, write_json
 from ropaws.core.terminal import Terminal, cell, say
 from ropaws.embedding.backbones import PRETRAINED
 from ropaws.embedding.embedder import Embedder
@@ -104,8 +104,8 @@ def _check(command: Suggest) -> None:
         )
     if command.out is not None and command.out.suffix not in (".csv", ".json"):
         raise ValueError(f"--out must end in .csv or .json, got {command.out}")
-    if command.out is not None and not command.out.parent.is_dir():
-        raise FileNotFoundError(f"--out: no folder {command.out.parent}; create it first")
+    if command.out is not None:
+        check_out_folder(command.out.parent)
 
 
 def _of_run(command: Suggest, path: Path) -> SuggestionLists:

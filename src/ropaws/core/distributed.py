@@ -167,7 +167,7 @@ def gather_together(*several: Tensor) -> tuple[Tensor, ...]:
 
 
 def stack_constants(value: Tensor) -> Tensor:
-    """The same-shaped tensor of every process.   (...)  ->  (processes, ...)"""
+    """Stack the tensors of all processes, which have one shape.   (...)  ->  (processes, ...)"""
     if place().size == 1:
         return value.detach()[None]
     parts = [torch.empty_like(value) for _ in range(place().size)]

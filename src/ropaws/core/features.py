@@ -341,7 +341,7 @@ class ArrayRows(Features):
         return center if chosen is None else center.expand(-1, chosen.shape[1], -1)
 
     def digest(self) -> str:
-        """That of the same rows in memory."""
+        """Digest of the rows; the same for rows in memory."""
         state = hashlib.blake2b(str(tuple(self.shape)).encode(), digest_size=16)
         for part in self.blocks():
             state.update(part.contiguous().numpy().data)

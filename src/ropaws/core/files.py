@@ -158,7 +158,7 @@ def check_parsed(content: bytes, path: Path) -> None:
 
 
 def check_rows(content: bytes, path: Path) -> None:
-    """The same for the rows of a text table."""
+    """Check the rows of a text table, like check_parsed."""
     rows = max(content.count(b"\n"), content.count(b"\r"))
     PARSED.check(4 * len(content) + ROW * rows + PAIR * content.count(b","), f"{path}, once read,")
 
@@ -262,3 +262,21 @@ def make_folder(path: Path) -> None:
     """Create a folder inside a run folder; a link in its place is an error."""
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
+
+
+def make_cache_folder(path: Path, *, setting: str, root: Path) -> None:
+    """Create the folder of a cache, below the root that the setting names; an error names both."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{setting}: {root} cannot be a folder ({error.strerror}); name another") from None
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"{setting}: {root} cannot be written to; name another folder")
+
+
+def check_out_folder(folder: Path, *, option: str = "--out") -> None:
+    """Check that the file that an option names can be written into its folder."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{option}: no folder {folder}; create it first")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{option}: {folder} cannot be written to; choose another place")

@@ -69,7 +69,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """The same for one file, such as a table, which is written together with others beside it."""
+    """Lock one file, such as a table, that is written together with others beside it."""
     with _locked(path.with_name(f".{path.name}{LOCK}"), path):
         yield
 

@@ -72,7 +72,7 @@ LEAST_SECONDS = 5.0  # at work, until the time left is said
 
 
 class TimeLeft:
-    """For a log: by the speed since the first item, as what came before it was the start, and not the work.
+    """Estimate the time left for a log, by the speed since the first item: what came before was the start.
 
     Args:
         total: Items that there are.
@@ -92,7 +92,7 @@ class TimeLeft:
 
 
 def duration(seconds: float) -> str:
-    """As a person says it: 90 s, 25 min, 9.0 h."""
+    """Say a number of seconds as a person does: 90 s, 25 min, 9.0 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ropaws.core.features import Features, SeveralKinds
-from ropaws.core.files import read_json, replacing, write_json
+from ropaws.core.files import check_out_folder, read_json, replacing, write_json
 from ropaws.core.hardware import choose_device, choose_precision, half_type
 from ropaws.core.labels import class_names_of, label_codes
 from ropaws.core.locks import locked_file
@@ -73,12 +73,12 @@ class Embedded:
 
     @property
     def features(self) -> NDArray[np.float32]:
-        """Of the center view of each image.   (n, d)"""
+        """Features of the center view of each image.   (n, d)"""
         return np.concatenate([block.astype(np.float32) for block in self._blocks(self.rows.__getitem__)])
 
     @property
     def views(self) -> NDArray[np.float32] | None:
-        """Of random views of each image; None without any.   (n, views, d)"""
+        """Features of random views of each image; None without any.   (n, views, d)"""
         if not self.facts["views"]:
             return None
         return np.concatenate([block.astype(np.float32) for block in self._blocks(self._random_views)])
@@ -150,8 +150,7 @@ def check_features_file(path: Path) -> None:
     """Raise an error if features cannot be written there."""
     if path.suffix.lower() != ".npz":
         raise ValueError(f"--out must end in .npz, got {path.name}")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"--out: no folder {path.parent}; create it first")
+    check_out_folder(path.parent)
 
 
 class Embedder:
@@ -319,7 +318,7 @@ class Embedder:
         return self._embedding
 
     def digest(self, views: int) -> str:
-        """Of the features in so many random views: other weights or views have another one."""
+        """Digest of the features in so many random views: other weights or views have another one."""
         return self._fitted.in_views(views).digest
 
     @property
@@ -444,7 +443,7 @@ def embed(
 
 
 def open_images(sources: Sources, labeled: Sources) -> Pool:
-    """As Pool.open, for commands that need images at all."""
+    """Open a pool for a command that needs images at all, like Pool.open."""
     pool = Pool.open(sources, labeled=labeled)
     if not len(pool):
         raise ValueError("name the images to embed: folders, images, tables, .npz files or saved datasets")

@@ -20,7 +20,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from ropaws.core.files import TENSOR_FILE, check_regular, open_regular, refuse_link, replacing
+from ropaws.core.files import (
+    TENSOR_FILE,
+    check_regular,
+    make_cache_folder,
+    open_regular,
+    refuse_link,
+    replacing,
+)
 from ropaws.pool.content import KEY_BYTES as KEY
 
 SEGMENT = 512  # images
@@ -110,14 +117,7 @@ class FeatureStore:
         self._known: set[Path] = set()
         self._sound: set[int] = set()  # segments whose rows were checked
         refuse_link(self.folder)  # damaged files in it are removed: they must not be someone else's
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(
-                f"data.feature_cache: {root} cannot be a folder ({error.strerror}); name another"
-            ) from None
-        if not os.access(self.folder, os.W_OK):
-            raise ValueError(f"data.feature_cache: {root} cannot be written to; name another folder")
+        make_cache_folder(self.folder, setting="data.feature_cache", root=root)
 
     def with_same_start(self, length: int) -> "Iterator[FeatureStore]":
         """Other stores in this cache whose names begin alike, with any number of views."""

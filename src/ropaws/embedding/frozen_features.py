@@ -86,7 +86,7 @@ class Embedding:
     parts: "tuple[Embedding, ...]" = ()  # of several networks together: how each of them sees images
 
     def in_views(self, views: int, kind: View | None = None) -> "Embedding":
-        """The same with so many random views, of this kind or its own."""
+        """Return the same embedding with so many random views, of this kind or its own."""
         parts = tuple(
             part.in_views(views, kind and dataclasses.replace(kind, size=part.view.size))  # type: ignore[type-var]
             for part in self.parts
@@ -95,7 +95,7 @@ class Embedding:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Its first half is the same for all that see the same center view."""
+        """Digest whose first half is the same for all that see the same center view."""
         if self.parts:
             digests = [part.digest for part in self.parts]
             return _half([each[:HALF] for each in digests]) + _half([each[HALF:] for each in digests])

@@ -53,7 +53,7 @@ class DirectedFeatures(Features):
 
 
 def in_main_directions(images: Images, encoder: Encoder, model: nn.Module | None = None) -> Images:
-    """For training: the same images, their cached views already in the directions of the encoder's head.
+    """Bring the cached views of images into the directions of the encoder's head, for training.
 
     As they are, where there are no features, another head, too many images to hold them, or a head in the
     model (a teacher's) that has other directions.

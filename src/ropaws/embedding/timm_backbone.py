@@ -17,7 +17,7 @@ _KEPT: list[torch.library.Library] = []  # an operator lives as long as its libr
 
 
 def declare_missing_operators() -> None:
-    """To be called before timm is imported, which imports torchvision.
+    """Declare what torchvision needs; called before timm, which imports it.
 
     That fails where its compiled part does not fit this torch. Nothing here calls the two operators
     whose absence is the reason, so their names are enough. Where torchvision is whole or not there,

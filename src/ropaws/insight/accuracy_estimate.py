@@ -40,7 +40,7 @@ class AccuracyEstimate(NamedTuple):
 
 
 class PoolAccuracy(NamedTuple):
-    """Of the unlabeled images; None where nothing can be said yet."""
+    """Accuracy on the unlabeled images; None where nothing can be said yet."""
 
     in_class: AccuracyEstimate | None  # share of the in-class images that get their class
     overall: AccuracyEstimate | None  # share of all images whose answer, a class or out-of-class, is right
@@ -116,7 +116,7 @@ def estimate_accuracy(
 
 
 def audit_accuracy(right: Tensor) -> AccuracyEstimate | None:
-    """From a random sample of the pool, with the exact binomial interval; None without any.   (n,) bool"""
+    """Estimate accuracy from a random sample of the pool, with the exact binomial interval.   (n,) bool"""
     count, good = len(right), int(right.sum())
     if count == 0:
         return None
@@ -127,7 +127,7 @@ def audit_accuracy(right: Tensor) -> AccuracyEstimate | None:
 def corrected_accuracy(
     right: Tensor, confidence: Tensor, pool: Tensor, *, weights: Tensor | None = None
 ) -> AccuracyEstimate | None:
-    """From labels that were not drawn at random. Arguments as for estimate_accuracy.
+    """Estimate accuracy from labels that were not drawn at random; arguments as for estimate_accuracy.
 
     The interval is wider by what the curve may be off, and by half of the correction.
     """

@@ -45,7 +45,7 @@ Strategy = Callable[[Situation, int, int], list[int]]  # situation, how many, se
 
 
 def class_probs(points: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Of logistic regression on the labels; all alike without any.   ->  (n, classes)"""
+    """Probabilities of logistic regression on the labels; all alike without any.   ->  (n, classes)"""
     known = labels >= 0
     if not bool(known.any()):
         return points.new_full((len(points), classes), 1 / max(1, classes))

@@ -30,7 +30,7 @@ class Curve(NamedTuple):
 
 
 def learning_curve(features: Tensor, labels: Tensor, *, classes: int) -> Curve | None:
-    """On labeled images that were not learned from; None with too few labels.
+    """Measure the curve on labeled images that were not learned from; None with too few labels.
 
     A class with fewer labels than asked for gives all but one.
     features (l, d), labels (l,)
@@ -60,7 +60,7 @@ def learning_curve(features: Tensor, labels: Tensor, *, classes: int) -> Curve |
 def curve_on_tests(
     features: Tensor, labels: Tensor, tests: Tensor, truth: Tensor, *, classes: int
 ) -> Curve | None:
-    """The same on test images, so that all labels can be learned from.
+    """Measure the curve on test images, so that all labels can be learned from.
 
     features (l, d), labels (l,), tests (t, d), truth (t,)
     """

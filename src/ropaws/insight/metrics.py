@@ -64,7 +64,7 @@ class Detection(NamedTuple):
 
 
 def detection(scores: Tensor, in_class: Tensor) -> Detection:
-    """Of a score on any scale that should be high in-class.   both (n,), both kinds present"""
+    """Measure a score on any scale that should be high in-class.   both (n,), both kinds present"""
     # Imported here: loading it takes longer than all the rest of the command line.
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
@@ -120,7 +120,7 @@ def accuracy_and_confidence(probs: Tensor, truth: Tensor) -> dict[str, float]:
 
 
 def evaluation_figures(outputs: Outputs, truth: Tensor) -> dict[str, float]:
-    """The same, with the calibration of in-class images and the detection of out-of-class ones.
+    """Accuracy and confidence, calibration of in-class images and detection of out-of-class ones.
 
     outputs of n images, truth (n,) class or -1 for out-of-class
     """

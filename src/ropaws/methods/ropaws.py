@@ -102,12 +102,12 @@ class RoPAWS(JudgedMethod, RoPAWSObjective):
         return prior.estimated_share() if (prior := pool_prior(model)).fitted else None
 
     def trained_class_prior(self, model: nn.Module) -> Tensor | None:
-        """With prior 'pool', that of the start."""
+        """Frequencies that training keeps: with prior 'pool', those of the start."""
         return pool_prior(model).class_prior if self.prior == "pool" else super().trained_class_prior(model)
 
     @property
     def weighs_entropy(self) -> bool:
-        """With prior 'pool' by default."""
+        """Whether entropy is weighed: with prior 'pool' by default."""
         return self.prior == "pool" if self.reweight_entropy is None else self.reweight_entropy
 
     def _judge(self, encoder: Encoder) -> PoolPrior | None:
@@ -125,7 +125,7 @@ class RoPAWS(JudgedMethod, RoPAWSObjective):
         return BORDER if self.prior == "pool" else super().threshold(support)
 
     def kernel(self, support: LabeledEmbeddings) -> Kernel:
-        """As in training; a prior that is 'auto' fits the labeled images."""
+        """The kernel of training; a prior that is 'auto' fits the labeled images."""
         prior = (
             self.in_domain_temperature(support)
             if self.prior_temperature == "auto"

@@ -45,7 +45,7 @@ def nt_xent(first: Tensor, second: Tensor, *, temperature: float) -> Tensor:
 def with_contrast(
     losses: Losses, first: Tensor, second: Tensor, *, weight: float, temperature: float
 ) -> Losses:
-    """The same losses with the contrast of the two views beside them; as they were with weight 0.
+    """Add the contrast of the two views to the losses; with weight 0 they stay as they were.
 
     first, second (u, d): unit rows of this process; those of all processes repel
     """

@@ -82,7 +82,7 @@ class Content:
 
     @functools.cached_property
     def key(self) -> bytes:
-        """The same for the same content only, wherever it is stored.   KEY_BYTES"""
+        """Key of the content, the same wherever it is stored.   KEY_BYTES"""
         if isinstance(self.data, bytes):
             return hashlib.blake2b(self.data, digest_size=KEY_BYTES, person=b"file").digest()
         state = hashlib.blake2b(f"{self.data.shape}".encode(), digest_size=KEY_BYTES, person=b"pixels")
@@ -162,7 +162,7 @@ def image_size(image: ImageRef | Content) -> tuple[int, int]:
 
 @functools.cache
 def formats_read() -> tuple[str, ...]:
-    """Those of FORMATS that this Pillow has."""
+    """List those of FORMATS that this Pillow has."""
     Image.init()  # registers its own plug-ins
     with contextlib.suppress(ImportError):
         from pillow_heif import register_heif_opener

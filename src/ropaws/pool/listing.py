@@ -207,7 +207,7 @@ def list_labeled(source: Path, *, name: str = "--labeled", may_be_empty: bool = 
 
 
 def list_tests(source: Path, *, name: str = "--test", may_be_empty: bool = False) -> Pool:
-    """As list_labeled; no class needs to be there."""
+    """List test images like list_labeled; no class needs to be there."""
     pool = _list_rows(source)
     if pool is None:
         if source.suffix.lower() in TABLES:

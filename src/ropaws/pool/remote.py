@@ -62,7 +62,7 @@ def source_name(source: Path) -> str:
 
 
 def absolute_source(source: Path) -> Path:
-    """The same from any working directory."""
+    """Name a source so that it is the same from any working directory."""
     return source if address_of(source) else source.absolute()
 
 

@@ -1,11 +1,11 @@
 """Where images come from: a person's own images, named datasets, mixes of them, .npz files."""
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from ropaws.core.files import make_cache_folder
 from ropaws.core.labels import nearest
 from ropaws.pool.corpus import Corpus, join
 from ropaws.pool.datasets.catalog import DATASETS, read_dataset
@@ -88,14 +88,7 @@ class DataConfig:
     def decoding(self) -> Decoding:
         cache = None
         if self.cache is not None:
-            try:
-                self.cache.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ValueError(
-                    f"data.cache: {self.cache} cannot be a folder ({error.strerror}); name another"
-                ) from None
-            if not os.access(self.cache, os.W_OK):
-                raise ValueError(f"data.cache: {self.cache} cannot be written to; name another folder")
+            make_cache_folder(self.cache, setting="data.cache", root=self.cache)
             cache = SquareCache(self.cache, int(self.cache_gb * 2**30))
         return Decoding(self.image_size, self.memory_gb * 2**30, cache, self.workers, self.crop)
 

@@ -24,7 +24,7 @@ class Labeled(NamedTuple):
 
 
 def choose_split(corpus: Corpus, config: DataConfig, *, seed: int) -> Labeled:
-    """As the settings say: from a file, or drawn from the seed."""
+    """Choose the labeled images as the settings say: from a file, or drawn from the seed."""
     if config.split is not None:
         return read_split(config.split, corpus)
     return draw_split(
@@ -44,7 +44,7 @@ def draw_split(
     fraction: float | None = None,
     seed: int,
 ) -> Labeled:
-    """The same number or share of labels per class, at random from a seed; or all known labels."""
+    """Draw the same number or share of labels per class, at random from a seed; or all known labels."""
     if not class_names:
         raise ValueError("no training image has a label; label at least one image of every class")
     random = generator(seed, SPLIT)
@@ -127,6 +127,6 @@ def _positions(entries: Sequence[str], names: Sequence[str], path: Path) -> list
 
 
 def write_split(path: Path, split: Labeled) -> None:
-    """To be given to another run with --data.split."""
+    """Write a split that another run takes by --data.split."""
     head = "# indices of the labeled images among the training images\n"
     write_text(path, head + "".join(f"{index}\n" for index in split.indices.tolist()))

@@ -78,7 +78,7 @@ class WholeImages:
         return WholeImages(self.squares.to(device), self.wholes.to(device), self.place, self.aspects)
 
     def followed_by(self, squares: Tensor) -> "WholeImages":
-        """With other images behind them, of which there are squares alone."""
+        """Append other images, of which there are squares alone."""
         place, ones = self.place.new_full((len(squares),), -1), self.aspects.new_ones(len(squares))
         return WholeImages(
             torch.cat([self.squares, squares]),

@@ -85,7 +85,7 @@ class RunConfig:
 
 
 def with_method(config: RunConfig, method: Method) -> RunConfig:
-    """The same run with another method, and the optimizer settings that suit it if it has any."""
+    """Return the settings with another method, and the optimizer settings that suit it if it has any."""
     if not method.optim:
         return dataclasses.replace(config, method=method)
     settings = dict(method.optim)
@@ -122,7 +122,7 @@ def differences(old: Any, new: Any, *, free: Collection[str] = (), place: str = 
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The same run from any working directory."""
+    """Return the settings with paths that hold in any working directory."""
     sections = {part.name: _absolute(getattr(config, part.name)) for part in dataclasses.fields(config)}
     return dataclasses.replace(config, **sections)
 
@@ -317,7 +317,7 @@ def embedder_of(
     console: Console,
     data: DataConfig | None = None,
 ) -> Embedder:
-    """As a run with these settings embeds its images.
+    """Make the embedder of a run with these settings.
 
     data: where the cache is, if that is elsewhere by now
     """

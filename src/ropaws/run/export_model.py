@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import itertools
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ropaws.core.features import FeatureRows, Features
-from ropaws.core.files import refuse_link, replacing
+from ropaws.core.files import check_out_folder, refuse_link, replacing
 from ropaws.core.labels import UNLABELED
 from ropaws.core.randomness import ANALYSIS, generator
 from ropaws.core.records import Outputs
@@ -195,15 +194,12 @@ def check_target(path: Path, format: Format, *, overwrite: bool) -> None:
 
 
 def check_place(path: Path, *, overwrite: bool) -> None:
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"--out: no folder {path.parent}; create it first")
+    check_out_folder(path.parent)
     refuse_link(path)
     if path.exists() and not overwrite:
         raise FileExistsError(
             f"{path} is there already; replace it with --overwrite, or choose another --out"
         )
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(f"--out: {path.parent} cannot be written to; choose another place")
 
 
 def describe(run: Run, settings: ExportSettings) -> dict[str, Any]:

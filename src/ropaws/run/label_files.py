@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ropaws.core.files import write_json
+from ropaws.core.files import check_out_folder, write_json
 from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.locks import locked
 from ropaws.core.terminal import watch_files
@@ -85,10 +84,7 @@ class PredictSettings:
                 f"--format {self.kind} names images where they are, and --move-to takes them away;"
                 " use --copy-to, or write a table"
             )
-        if not self.out.parent.is_dir():
-            raise FileNotFoundError(f"--out: no folder {self.out.parent}; create it first")
-        if not os.access(self.out.parent, os.W_OK):
-            raise PermissionError(f"--out: {self.out.parent} cannot be written to; choose another place")
+        check_out_folder(self.out.parent)
 
     @property
     def kind(self) -> FormatName:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ropaws.core.features import Features
 from ropaws.core.files import (
     JSON_FILE,
     TENSOR_FILE,
+    check_out_folder,
     check_regular,
     open_regular,
     read_json,
@@ -121,8 +121,7 @@ def check_parents(run: Path) -> None:
         place = place.parent
     if not place.is_dir():
         raise NotADirectoryError(f"--out: {place} is a file; a run is a folder, choose another name")
-    if not os.access(place, os.W_OK):
-        raise PermissionError(f"--out: {place} cannot be written to; choose another place")
+    check_out_folder(place)
 
 
 def write_facts(run: Path, facts: DataFacts) -> None:

@@ -152,7 +152,7 @@ class Run:
         return model.to(device).eval()
 
     def at_snapshot(self, weights: Path) -> "Run":
-        """The same run with the weights of an earlier step, see train.keep_every."""
+        """Return the run with the weights of an earlier step; see train.keep_every."""
         earlier = Run(
             self.path, device=self.device_name, pool=self.pool_limit, console=self.console, test=self._test
         )
@@ -161,7 +161,7 @@ class Run:
         return earlier
 
     def in_full_precision(self) -> "Run":
-        """The same run in float32 on the CPU, whatever it was trained in."""
+        """Return the run in float32 on the CPU, whatever it was trained in."""
         exact = Run(
             self.path,
             device="cpu",

@@ -124,7 +124,7 @@ def in_words(
     names: Sequence[str],
     positions: Sequence[int],
 ) -> list[Suggestion]:
-    """For people. in_class (n,), probs (n, c), names and positions of the rows."""
+    """Describe suggestions for people.   in_class (n,), probs (n, c), names and positions of the rows."""
     return [
         {
             "rank": rank,

@@ -239,7 +239,7 @@ def test_train_and_predict_on_arrays_and_datasets(tmp_path, capsys):
     dataset(6, seed=2).save_to_disk(tmp_path / "more")
     main(["train", "--labeled", str(tmp_path / "labeled.npz"),
           "--unlabeled", str(tmp_path / "pool.npz"), str(tmp_path / "more"), "--train.steps", "5",
-          "--test", str(tmp_path / "more"), "--out", str(tmp_path / "run")])  # fmt: skip
+          "--test", str(tmp_path / "more"), "--no-report", "--out", str(tmp_path / "run")])  # fmt: skip
     facts = json.loads((tmp_path / "run" / "data.json").read_text())
     assert facts["class_names"] == sorted(NAMES)
     assert facts["labeled_names"][0].endswith("labeled.npz#2")
@@ -311,7 +311,8 @@ def test_a_script_without_a_main_guard_trains_once(tmp_path):
     script.write_text(
         "import ropaws\n"
         f"print('started')\n"
-        f"run = ropaws.train_on({str(tmp_path / 'labeled')!r}, out={str(tmp_path / 'run')!r}, budget=1)\n"
+        f"run = ropaws.train_on({str(tmp_path / 'labeled')!r}, out={str(tmp_path / 'run')!r}, budget=1,"
+        " backbone='small-8')\n"
         "print(len(ropaws.predict(run, "
         f"{str(tmp_path / 'labeled')!r})))\n"
     )

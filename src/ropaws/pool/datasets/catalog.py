@@ -72,7 +72,7 @@ def list_semi_inat(root: Path) -> ImageFiles:
 
 
 def list_semi_inat_curated(root: Path) -> ImageFiles:
-    """The same with the in-class part of u_train, whose file names are in u_train_in.txt."""
+    """List Semi-iNat with the in-class part of u_train, whose file names are in u_train_in.txt."""
     folder = root / "semi-inat-2021"
     names = [Path(line).name for line in _read_lines(folder / "u_train_in.txt")]
     pool = {path.name: path for path in walk_images(folder / "u_train")}

@@ -27,7 +27,7 @@ class Mix:
     out_of_class: int | None = None  # out-of-class images to keep
 
     def keep_known(self, corpus: Corpus) -> Corpus:
-        """Of the source: the images of the other classes lose their labels."""
+        """Keep the labels of known classes; the images of the other classes lose theirs."""
         if self.known is None:
             return corpus
         known = range(self.known) if isinstance(self.known, int) else self.known
@@ -35,7 +35,7 @@ class Mix:
         return keep_classes(corpus, names)
 
     def thin_out(self, corpus: Corpus) -> Corpus:
-        """Of all that has joined: as many images as the mix has."""
+        """Keep as many images of all that has joined as the mix has."""
         if self.in_class is None or self.out_of_class is None:
             return corpus
         return thin_out(corpus, in_class=self.in_class, out_of_class=self.out_of_class)
