@@ -115,11 +115,11 @@ def one_sided(found: dict[str, float]) -> bool:
     return surplus > THIRD * found["share"] or -surplus > THIRD * (1 - found["share"])
 
 
-def summary(found: list[dict[str, float]]) -> dict[str, float]:
-    """In percent, but for numbers of draws."""
+def summary(found: list[dict[str, float]]) -> dict[str, float | None]:
+    """In percent, but for numbers of draws; None where there is no draw to tell."""
 
-    def mean(values: list[float]) -> float:
-        return round(100 * float(np.mean(values)), 1) if values else float("nan")
+    def mean(values: list[float]) -> float | None:
+        return round(100 * float(np.mean(values)), 1) if values else None
 
     mixed = [f for f in found if "auroc" in f]
     apart = [f for f in mixed if f["auroc"] >= SEPARATED]

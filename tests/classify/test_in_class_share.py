@@ -79,7 +79,7 @@ def test_one_label_per_class_never_says_all_of_the_pool():
     assert found.high - found.low > 0.4
     many = share_interval(pool, draw(200), counts=torch.full((10,), 20))
     assert many.estimate > 0.93
-    assert many.high - many.low < 0.35
+    assert many.high - many.low < 0.4  # a part of what looks in-class may be of no class
 
 
 def test_labels_very_far_from_a_pool_of_nearly_equal_scores():
