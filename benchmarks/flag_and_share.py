@@ -148,7 +148,7 @@ def draws(options: argparse.Namespace) -> Iterator[tuple[str, str, int, int]]:
     tasks = [name for name in (TRIALS if options.trials else TABLE) if name not in LEFT_OUT]
     for draw in range(options.draws):
         for task in options.only or tasks:
-            for kind, labels in [("random", n) for n in LABELS] + [("suggested", 5), ("suggested", 10)]:
+            for kind, labels in (*(("random", n) for n in LABELS), ("suggested", 5)):
                 yield task, kind, labels, draw
 
 

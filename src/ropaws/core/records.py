@@ -64,12 +64,13 @@ class Share(NamedTuple):
         """
         lost = (self.high - self.estimate) / max(self.high, 1e-9)
         missed = (self.estimate - self.low) / max(1 - self.low, 1e-9)
-        found = []
-        if lost > MOST_WRONG:
-            found.append(f"up to {lost:.0%} of the in-class images may be flagged")
+        if max(lost, missed) <= MOST_WRONG:
+            return ""
+        found = f"up to {lost:.0%} of the in-class images may be flagged" if lost > MOST_WRONG else ""
         if missed > MOST_WRONG:
-            found.append(f"up to {missed:.0%} of the out-of-class ones may not be")
-        return f"The share is uncertain: {', and '.join(found)}." if found else ""
+            others = f"up to {missed:.0%} of the out-of-class ones"
+            found = f"{found}, and {others} not" if found else f"{others} may not be flagged"
+        return f"The share is uncertain: {found}."
 
 
 class Losses(NamedTuple):
