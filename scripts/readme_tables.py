@@ -549,21 +549,118 @@ def trials() -> str:
     return table(rows)
 
 
+IMBALANCE = {
+    "logistic regression": "LR",
+    "the same, balanced": "LR, balanced",
+    "the same, with EM": "LR, EM",
+    "class means": "class means",
+    "LabelSpreading": "LabelSpreading",
+    "SelfTraining": "SelfTraining",
+    "OSLO": "OSLO",
+    "RoPAWSClassifier, uniform": "uniform",
+    "RoPAWSClassifier": "**auto**",
+    "RoPAWSClassifier, true frequencies": "true",
+}
+IMBALANCE_LR = tuple(name for name, title in IMBALANCE.items() if title.startswith("LR"))
+IMBALANCE_OURS, IMBALANCE_TRUE = "RoPAWSClassifier", "RoPAWSClassifier, true frequencies"
+
+
+def _imbalance_head(name: str) -> list[str]:
+    network, inside, junk, ratio, kind, _ = name.split(", ")
+    return [
+        network,
+        f"{COLLECTION_NAMES.get(inside, inside)}, {junk}",
+        ratio if ratio != "0" else "as it is",
+        kind,
+    ]
+
+
 def imbalance() -> str:
-    methods = {
-        "logistic regression": "LR",
-        "the same, balanced": "LR, balanced",
-        "class means": "class means",
-        "LabelSpreading": "LabelSpreading",
-        "RoPAWSClassifier, uniform": "uniform",
-        "RoPAWSClassifier": "**auto**",
-        "RoPAWSClassifier, true frequencies": "true",
-    }
-    rows = [["features", "out-of-class", "ratio", "labels", *methods.values(), "draws"]]
+    rows = [["features", "pool, out-of-class", "ratio", "labels", *IMBALANCE.values(), "draws"]]
     for name, row in read("imbalance")["settings"].items():
-        network, junk, ratio, kind, _ = name.split(", ")
-        figures = [f"{row[method]['accuracy']:.1f}" for method in methods]
-        rows.append([network, junk, ratio, kind, *figures, str(row["draws"])])
+        figures = [f"{row[method]['accuracy']:.1f}" if method in row else "-" for method in IMBALANCE]
+        rows.append([*_imbalance_head(name), *figures, str(row["draws"])])
+    return table(rows)
+
+
+def imbalance_more() -> str:
+    """What accuracy does not show: of ours, and of the best form of logistic regression."""
+    figures = {"balanced": "balanced accuracy", "rare": "recall of the rarest third", "auroc": "AUROC"}
+    columns = [f"{title}, {who}" for title in figures.values() for who in ("best LR", "**auto**")]
+    rows = [["features", "pool, out-of-class", "ratio", "labels", *columns, "share, error", "without label"]]
+    for name, row in read("imbalance")["settings"].items():
+        ours, found = row[IMBALANCE_OURS], []
+        for key in figures:
+            rivals = [row[method][key] for method in IMBALANCE_LR if key in row[method]]
+            found += [f"{max(rivals):.1f}", f"{ours[key]:.1f}"] if key in ours else ["-", "-"]
+        rest = [f"{ours['share_error']:+.0f}", f"{ours['unknown']:.0f} %"]
+        rows.append([*_imbalance_head(name), *found, *rest])
+    return table(rows)
+
+
+def imbalance_bar() -> str:
+    """How often ours is behind logistic regression, and how far it is from the true frequencies."""
+    settings = read("imbalance")["settings"]
+    ahead = {
+        name: row[IMBALANCE_OURS]["accuracy"] - max(row[method]["accuracy"] for method in IMBALANCE_LR)
+        for name, row in settings.items()
+    }
+    rows = [
+        [
+            "labels",
+            "settings",
+            "ahead of the best LR, mean",
+            "least",
+            "behind by more than 0.5",
+            "behind true",
+        ]
+    ]
+    for kind in ("as the pool", "equal", "reversed"):
+        names = [name for name in ahead if name.split(", ")[4] == kind]
+        if not names:
+            continue
+        gaps = [
+            settings[name][IMBALANCE_TRUE]["accuracy"] - settings[name][IMBALANCE_OURS]["accuracy"]
+            for name in names
+            if IMBALANCE_TRUE in settings[name]
+        ]
+        leads = [ahead[name] for name in names]
+        mean = f"{sum(leads) / len(leads):+.1f}"
+        behind = f"{sum(gaps) / len(gaps):.1f}" if gaps else "-"
+        rows.append(
+            [
+                kind,
+                str(len(names)),
+                mean,
+                f"{min(leads):+.1f}",
+                str(sum(lead < -0.5 for lead in leads)),
+                behind,
+            ]
+        )
+    return table(rows)
+
+
+FLAG_COLUMNS = {
+    "draws": "draws",
+    "covers": "interval holds",
+    "width": "its width",
+    "share bias": "share, bias",
+    "auroc": "AUROC",
+    "outside_flagged": "out-of-class flagged",
+    "inside_flagged": "in-class flagged",
+    "one_sided": "one-sided",
+    "one_sided_silent": "without a line",
+    "apart": "AUROC of 99 or more",
+    "apart_outside_flagged": "out-of-class flagged there",
+    "apart_inside_flagged": "in-class flagged there",
+}
+
+
+def flag_and_share() -> str:
+    rows = [["pools", *FLAG_COLUMNS.values()]]
+    for name, row in read("flag_and_share")["groups"].items():
+        values = ["-" if row[key] is None else f"{row[key]:.0f}" for key in FLAG_COLUMNS]
+        rows.append([name, *values])
     return table(rows)
 
 
@@ -769,6 +866,9 @@ SECTIONS = {
     "audit-sizes": audit_sizes,
     "scratch": scratch,
     "imbalance": imbalance,
+    "imbalance-more": imbalance_more,
+    "imbalance-bar": imbalance_bar,
+    "flag-and-share": flag_and_share,
     "features-accuracy": lambda: feature_table("accuracy"),
     "features-auroc": lambda: feature_table("auroc"),
     "features-calibration": feature_calibration,

@@ -11,9 +11,11 @@ from ropaws import RoPAWSClassifier
 from ropaws.classify import head
 from ropaws.classify.class_prior import (
     NOISE,
+    SIGNAL,
     bounded,
     checked_class_prior,
     labels_agree,
+    sampled,
     shrunk,
     starting_class_prior,
     with_interval,
@@ -112,7 +114,7 @@ def test_the_head_is_trained_to_meet_the_frequencies():
 def test_equal_labels_say_nothing_and_unequal_ones_are_a_sample():
     for counts in ([4, 4, 4], [4, 3, 4], [4, 4, 1]):  # the last class may have had one image only
         assert starting_class_prior("auto", torch.tensor(counts)) is None
-    found = starting_class_prior("auto", torch.tensor([7, 2, 0]))
+    found = starting_class_prior("labels", torch.tensor([7, 2, 0]))
     assert found.tolist() == pytest.approx([7.5 / 10.5, 2.5 / 10.5, 0.5 / 10.5])
     assert starting_class_prior("labels", torch.tensor([4, 4])).tolist() == [0.5, 0.5]
     assert starting_class_prior("uniform", torch.tensor([7, 2, 0])) is None
@@ -120,12 +122,30 @@ def test_equal_labels_say_nothing_and_unequal_ones_are_a_sample():
     assert starting_class_prior((0.5, 0.5), torch.tensor([7, 2])).tolist() == [0.5, 0.5]
 
 
+def test_few_labels_that_differ_by_chance_say_that_classes_are_equal():
+    counts = torch.tensor([7, 2, 0])  # X = (4^2 + 1 + 3^2) / 3
+    kept = 1 - (2 / (26 / 3)) ** 2
+    expected = 1 / 3 + kept * (np.array([7, 2, 0]) / 9 - 1 / 3)
+    assert sampled(counts).tolist() == pytest.approx(expected, abs=1e-6)
+    found = starting_class_prior("auto", counts).tolist()
+    assert found == pytest.approx((9 * expected + 0.5) / 10.5, abs=1e-6)
+    assert sampled(torch.tensor([5, 3, 4])).tolist() == pytest.approx([1 / 3] * 3)
+    # Random samples of a balanced pool: nearer to the truth than their counts are.
+    random = np.random.default_rng(0)
+    draws = [random.multinomial(40, [0.1] * 10) for _ in range(200)]
+    away = [[np.abs(p - 0.1).sum() for p in (sampled(torch.tensor(n)).numpy(), n / 40)] for n in draws]
+    assert np.mean(away, axis=0)[0] < 0.5 * np.mean(away, axis=0)[1]
+    many = torch.tensor([4000, 3000, 3000])
+    assert sampled(many).tolist() == pytest.approx([0.4, 0.3, 0.3], abs=1e-3)
+
+
 def test_small_differences_are_noise_where_labels_are_equal():
     assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1).tolist() == pytest.approx([1 / 3] * 3)
-    found = shrunk(torch.tensor([0.8, 0.16, 0.04]), 0.2)
-    distance = 0.8 - 1 / 3 + 1 / 3 - 0.16 + 1 / 3 - 0.04
-    expected = np.array([0.8, 0.16, 0.04]) ** (1 - (NOISE * 0.2 / distance) ** 2)
-    assert found.tolist() == pytest.approx(expected / expected.sum())
+    found, distance = torch.tensor([0.8, 0.16, 0.04]), 0.8 - 1 / 3 + 1 / 3 - 0.16 + 1 / 3 - 0.04
+    middle = distance / ((NOISE + SIGNAL) / 2)  # an error at which half of it is kept
+    expected = np.array([0.8, 0.16, 0.04]) ** 0.5
+    assert shrunk(found, middle).tolist() == pytest.approx(expected / expected.sum(), abs=1e-5)
+    assert shrunk(found, 0.2).tolist() == pytest.approx(found.tolist())
     # Where every prediction is right, what is found is the truth.
     assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.0).tolist() == pytest.approx([0.3, 0.36, 0.34])
 
@@ -134,6 +154,7 @@ def test_labels_that_contradict_the_pool_are_no_sample_of_it():
     pool = torch.tensor([0.7, 0.2, 0.1])
     assert labels_agree(torch.tensor([14, 4, 2]), pool)
     assert not labels_agree(torch.tensor([2, 4, 14]), pool)
+    assert not labels_agree(torch.tensor([7, 6, 7]), torch.tensor([0.35, 0.3, 0.35]))  # or it is balanced
 
 
 def test_labels_most_against_the_pool_do_no_harm():

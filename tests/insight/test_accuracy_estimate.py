@@ -132,6 +132,14 @@ def test_more_labels_and_smaller_corrections_give_narrower_intervals():
 # Both accuracies of a pool
 
 
+@pytest.mark.parametrize(("labels", "low"), [(15, 0.79), (40, 0.92)])
+def test_labels_that_are_all_right_promise_no_more_than_a_random_sample(labels, low):
+    sure = torch.full((labels,), 0.99)
+    found = ae.corrected_accuracy(torch.ones(labels, dtype=torch.bool), sure, sure)
+    assert found.low <= low
+    assert found.high == 1
+
+
 def test_what_a_classifier_answers():
     probs = torch.tensor([[0.3, 0.2, 0.5], [0.15, 0.3, 0.55], [0.1, 0.8, 0.1]])
     found = ae.open_answers(probs)

@@ -173,6 +173,8 @@ def test_the_share_of_the_pool_is_told_with_its_range(files, tmp_path):
     assert "<b>About 42% of them belong to your classes</b> (30 to 55%: where 90 of 100" in page
     assert "more likely out-of-class than in-class" in page
     assert "of the pool belongs to your classes (30 to 55%)" in page
+    doubtful = files(accuracy=0.9, pool=pool(in_class_share=share, share_doubt="The share is uncertain: so."))
+    assert "belongs to your classes. The share is uncertain: so." in verdict(doubtful)
     known = files(accuracy=0.9, pool=pool(in_class_share=share, truly_out_of_class=0.5))
     assert "of the pool belongs to your classes; 50% truly does." in verdict(known)
 

@@ -16,8 +16,11 @@ ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
 # Of the center in EM, against all in-class images of the pool: of equal classes, and of the labels' counts.
-EVEN_STRENGTH, LABEL_STRENGTH = 0.1, 0.3
-NOISE = 1.4  # L1 distance to equal classes that is found of a balanced pool, for each wrong prediction
+EVEN_STRENGTH, LABEL_STRENGTH = 0.1, 1.0
+# L1 distance to equal classes for each wrong prediction: a balanced pool may show the first, and none
+# shows the second.
+NOISE, SIGNAL = 1.3, 1.6
+AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
 SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
 
@@ -69,27 +72,46 @@ def starting_class_prior(
     by_design = not unlabeled or most_alike or int(counts.max() - counts.min()) <= 1
     if choice == "uniform" or (choice == "auto" and by_design):
         return None
+    return smoothed(sampled(counts) * counts.sum() if choice == "auto" else counts)
+
+
+def smoothed(counts: Tensor) -> Tensor:
+    """(n_y + 1/2) / (n + c/2): no class is impossible.   (c,)  ->  (c,) sums to 1"""
     return (counts + 0.5) / (counts.sum() + len(counts) / 2)
 
 
-def shrunk(frequencies: Tensor, error: float) -> Tensor:
-    """Closer to equal classes, as James and Stein's estimate: predictions are not perfect.
+def sampled(counts: Tensor) -> Tensor:
+    """Frequencies behind the counts of a random sample: few labels differ by chance.
 
-    (c p(y))^g with g = 1 - (NOISE error / L1 distance to equal classes)^2, or 0.   (c,)  ->  (c,) sums to 1
+    1/c + g (n_y / n - 1/c) with g = 1 - ((c - 1) / X)^2, or 0, where X = sum_y (n_y - n/c)^2 / (n/c): c - 1
+    on average if classes are equally frequent.   (c,)  ->  (c,) sums to 1
+    """
+    equal, numbers = 1 / len(counts), counts.double()
+    chance = numbers.sum() * equal
+    spread = float(((numbers - chance) ** 2).sum() / chance)
+    kept = 1 - ((len(counts) - 1) / spread) ** 2 if spread > len(counts) - 1 else 0.0
+    return (equal + kept * (numbers / numbers.sum() - equal)).float()
+
+
+def shrunk(frequencies: Tensor, error: float) -> Tensor:
+    """Equal classes where the difference may be an error of the predictions, else as found.
+
+    (c p(y))^g, where g rises from 0 to 1 as L1 distance to equal classes / error does from NOISE to SIGNAL
     error: expected share of wrong predictions among those that the frequencies were counted on
+    (c,)  ->  (c,) sums to 1
     """
     distance = float((frequencies - 1 / len(frequencies)).abs().sum())
-    noise = NOISE * error
-    found = frequencies ** (1 - (noise / distance) ** 2 if distance > noise else 0.0)
+    kept = (distance / error - NOISE) / (SIGNAL - NOISE) if error > 0 else 1.0
+    found = frequencies ** max(0.0, min(1.0, kept))
     return found / found.sum()
 
 
 def labels_agree(counts: Tensor, frequencies: Tensor) -> bool:
     """Do frequencies that were found without the labels' counts make them likelier than equal classes do?
 
-    If not, the labels are no random sample of the pool.   both (c,)
+    If not, the labels are no random sample of the pool, or the pool is balanced.   both (c,)
     """
-    return float((counts * (len(counts) * frequencies).log()).sum()) >= 0
+    return float((counts * (len(counts) * frequencies).log()).sum()) >= AGREEMENT * float(counts.sum())
 
 
 def bounded(frequencies: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ NEUTRAL, NEUTRAL_WEIGHT = (
 )  # share of a pool that nothing is known of, and its weight in labels per class
 # Of a share without a gap, beside the chance of the labels: for any number of labels, for one per class.
 ALWAYS_UNKNOWN, LABEL_UNKNOWN = 0.15, 0.3
+LOOKALIKES = 0.25  # of what looks in-class without a gap: images of no class that no label can tell apart
 BORDER = 0.5  # in-domain probability below which an image is out-of-class
 ORDER = 0.02  # of the logistic curve in the prior
 # Of a gap in the scores.
@@ -128,7 +129,7 @@ def share_interval(
     there may be as many as there are labels that are alone in their class (Good and Turing). Without one, the
     best bin is drawn to a NEUTRAL share, the more so the fewer labels a class has; the range is that of other
     draws of as many labels (bootstrap), and what was found to be missing from it on pools whose share is
-    known.
+    known: most of all below, as images of no class that look like the classes are counted for them.
 
     Args:
         pool: As for in_class_share.
@@ -158,7 +159,8 @@ def share_interval(
     # The least bound is too low by chance, in the draws as in the labels themselves (basic bootstrap).
     high = max(float(high), 2 * bin_share - float(low))
     unknown = ALWAYS_UNKNOWN + LABEL_UNKNOWN / per_class
-    return Share(estimate, max(0.0, min(low, estimate - unknown)), min(1.0, max(high, estimate + unknown)))
+    low = max(0.0, min(low, estimate - unknown)) * (1 - LOOKALIKES)
+    return Share(estimate, low, min(1.0, max(high, estimate + unknown)))
 
 
 def border_score(pool: Tensor, share: float, gap: float | None) -> float:

@@ -119,7 +119,8 @@ def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:
         )
         if (share := pool.get("in_class_share")) is not None:
             ends = f"{100 * share['low']:.0f} to {share['high']:.0%}"
-            print(f"About {share['estimate']:.0%} ({ends}) of the pool belongs to your classes.")
+            doubt = f" {pool['share_doubt']}" if pool.get("share_doubt") else ""
+            say(f"About {share['estimate']:.0%} ({ends}) of the pool belongs to your classes.{doubt}")
         if prior := pool.get("class_prior"):
             parts = (
                 f"{name} {part['estimate']:.0%} ({100 * part['low']:.0f} to {part['high']:.0%})"

@@ -45,12 +45,32 @@ class Outputs(NamedTuple):
     score: Tensor  # (n,) ranks images from out-of-class (low) to in-class, on any scale
 
 
+MOST_WRONG = 1 / 3  # of the images of a kind, before a share is doubtful
+
+
 class Share(NamedTuple):
     """An estimated share of the unlabeled pool, with a 90 % interval."""
 
     estimate: float
     low: float
     high: float
+
+    @property
+    def doubt(self) -> str:
+        """What may be wrong with a flag that agrees with the estimate; empty where little can be.
+
+        As many images are flagged as the estimate leaves out. If the share is at one end of the interval,
+        flags of one kind are wrong that no error of the other kind makes up for.
+        """
+        lost = (self.high - self.estimate) / max(self.high, 1e-9)
+        missed = (self.estimate - self.low) / max(1 - self.low, 1e-9)
+        if max(lost, missed) <= MOST_WRONG:
+            return ""
+        found = f"up to {lost:.0%} of the in-class images may be flagged" if lost > MOST_WRONG else ""
+        if missed > MOST_WRONG:
+            others = f"up to {missed:.0%} of the out-of-class ones"
+            found = f"{found}, and {others} not" if found else f"{others} may not be flagged"
+        return f"The share is uncertain: {found}."
 
 
 class Losses(NamedTuple):

@@ -115,6 +115,8 @@ def _pool_sentence(files: RunFiles) -> str:
         if share is not None:
             sentence = f"About {share.estimate:.0%} ({share}) of the pool belongs to your classes"
             sentence += f"; {1 - truly:.0%} truly does." if truly is not None else "."
+            if truly is None and isinstance(doubt := pool.get("share_doubt"), str) and doubt:
+                sentence += f" {doubt}"
         elif outside is not None:
             sentence = f"{outside:.0%} of the pool looks out-of-class"
             sentence += f"; {truly:.0%} truly is." if truly is not None else "."

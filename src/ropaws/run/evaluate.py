@@ -60,9 +60,10 @@ def pool_figures(run: Run, _: Evaluation) -> dict[str, Any]:
         "classes": dict(zip(run.class_names, counts, strict=True)),
         "in_domain": histogram(outputs.in_domain),
     }
-    share = in_class_share(run)
+    share = run.method.in_class_share(run.model)
     if share is not None:
-        found["in_class_share"] = share
+        found["in_class_share"] = ShareFigures(estimate=share.estimate, low=share.low, high=share.high)
+        found["share_doubt"] = share.doubt
     prior = run.method.estimated_class_prior(run.model) if isinstance(run.method, JudgedMethod) else None
     if prior is not None:
         ends = zip(*(part.tolist() for part in prior), strict=True)
@@ -86,12 +87,6 @@ def pool_figures(run: Run, _: Evaluation) -> dict[str, Any]:
         found["in_domain_auroc"] = detection(outputs.in_domain[told], ~out[told]).auroc
         found.update(detection(outputs.score[told], ~out[told])._asdict())
     return {"pool": found}
-
-
-def in_class_share(run: Run) -> ShareFigures | None:
-    """The share of the pool that belongs to the classes, where the method estimates it."""
-    share = run.method.in_class_share(run.model)
-    return None if share is None else {"estimate": share.estimate, "low": share.low, "high": share.high}
 
 
 ITERATIONS = (1, 2, 3, 5, 10, None)  # of the propagation table; None is the fixed point

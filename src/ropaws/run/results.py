@@ -49,6 +49,7 @@ class PoolFigures(TypedDict, total=False):
         classes: Number of images above the threshold that look like each class.
         in_domain: Histogram of the in-domain probability, 20 bins from 0 to 1.
         in_class_share: Share that belongs to the classes, as far as the method estimates it.
+        share_doubt: How wrong the flag may be, in words, as the share is uncertain; empty where it is not.
         class_prior: How frequent each class is in that part; without it they are taken for equally frequent.
         known: Number of images whose true class is known and among the classes.
         accuracy: Accuracy of their pseudo-labels.
@@ -69,6 +70,7 @@ class PoolFigures(TypedDict, total=False):
     classes: dict[str, int]
     in_domain: list[int]
     in_class_share: ShareFigures
+    share_doubt: str
     class_prior: dict[str, ShareFigures]
     known: int
     accuracy: float
