@@ -8,8 +8,9 @@ classes are known, with LABELS labels each; the other ones are in the pool besid
 known ones, and are to be found. "told": it is known which images belong to no known class; "judged": the
 in-class probability says so, as in `ropaws discover`. Accuracy is that of the best one-to-one assignment of
 groups to classes (Hungarian), over the images that truly are of new classes. Beside: k-means given the true
-number; HDBSCAN of scikit-learn, with at least as many images per group as we ask for; the number of kinds by
-the silhouette alone, and by the search of GCD (Vaze et al., CVPR 2022: the number of clusters of all images
+number, on 128 main directions; HDBSCAN of scikit-learn, with at least as many images per group as we ask
+for; the number of kinds by the silhouette alone, and
+by the search of GCD (Vaze et al., CVPR 2022: the number of clusters of all images
 at which the labels agree with them the most). --trials takes the classes that the table leaves out, by which
 the settings were chosen. Writes results/discover.json.
 """
@@ -24,7 +25,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from feature_collections import Array, collection
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import HDBSCAN, KMeans
@@ -38,7 +38,7 @@ from ropaws.insight.groups import DIMS, LEAST, new_classes
 from ropaws.insight.label_choice import class_probs
 
 LABELS = 10  # per known class
-MOST = 300  # images per class
+MOST = 200  # images per class
 STARTS = 5  # of k-means
 GRID = 8  # numbers of kinds that the other estimates try
 SUPERCLASSES = (
@@ -154,7 +154,7 @@ def measured(case: Situation, in_class: torch.Tensor) -> dict[str, float]:
     rows = ((case.labels < 0) & (in_class < 0.5)).numpy()
     new = case.truth[rows] >= case.known
     truth = case.truth[rows][new] - case.known
-    unit = F.normalize(case.features, dim=1).numpy()[rows]
+    unit = main_points(case.features).numpy()[rows]
     points = main_points(case.features[torch.from_numpy(rows)], dims=DIMS).numpy()
     with_truth = KMeans(case.new, n_init=STARTS, random_state=0).fit_predict(unit)
     dense = HDBSCAN(min_cluster_size=LEAST, copy=True).fit_predict(points)
@@ -197,7 +197,7 @@ def _by_silhouette(points: Array) -> int:
 def _by_labels(case: Situation, rows: Array, unit: Array) -> int:
     """GCD's search: k-means on labeled and out-of-class images, judged by its accuracy on the former."""
     known = case.labels >= 0
-    every = np.concatenate([F.normalize(case.features[known], dim=1).numpy(), unit])
+    every = np.concatenate([main_points(case.features).numpy()[known.numpy()], unit])
     labels = case.labels[known].numpy()
 
     def agreement(count: int) -> float:

@@ -167,6 +167,32 @@ def test_a_new_class_from_a_cluster_of_others(session):
     assert number not in session.answers.classes
 
 
+def test_frequencies_of_the_classes_are_on_the_panel(session):
+    """Unequal labels say that classes are not equally frequent; a class that goes takes the figures along."""
+    assert session.state("tab")["panel"]["frequencies"] == []
+    ids = label_some(session, per_class=3)
+    session.label(np.flatnonzero(truth() == 0)[3:12].tolist(), ids[0], why="grid", tab="tab")
+    fit(session)
+    found = session.state("tab")["panel"]["frequencies"]
+    assert {each["id"] for each in found} == set(ids)
+    assert sum(each["estimate"] for each in found) == pytest.approx(1, abs=1e-4)
+    assert [each["estimate"] for each in found] == sorted((e["estimate"] for e in found), reverse=True)
+    assert all(0 <= each["low"] <= each["estimate"] <= each["high"] <= 1 for each in found)
+    assert found[0]["name"] == session.answers.classes[found[0]["id"]]
+    session.delete_class(ids[1], tab="tab")
+    assert session.state("tab")["panel"]["frequencies"] == []
+
+
+def test_groups_say_which_images_make_a_class(session):
+    label_some(session, per_class=7)
+    session.label(np.flatnonzero(truth() == OTHERS)[:3].tolist(), OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    first = new_class_list(session)[0]
+    assert len(first["typical"]) == min(7, first["size"])
+    page = browse(session, Query(view="new-class", cluster=first["cluster"]))
+    assert [item["id"] for item in page["items"]][: len(first["typical"])] == first["typical"]
+
+
 def test_a_suspected_error_is_confirmed_or_corrected(session):
     ids = label_some(session, per_class=8)
     flipped = np.flatnonzero(truth() == 0)[[0, 1]].tolist()

@@ -48,7 +48,8 @@ def test_kinds_within_kinds_are_as_fine_as_the_classes():
             labels[(cluster == k).nonzero()[::20, 0]] = k
         probs = F.one_hot(cluster.clamp_max(known - 1), known).float()
         counts[name] = len(new_classes(points, labels, (cluster < known).float(), probs))
-    assert counts == {"wide": 6, "narrow": 12}
+    assert counts["wide"] == 6
+    assert 10 <= counts["narrow"] <= 13
 
 
 def test_members_are_ordered_by_typicality_and_groups_by_size():

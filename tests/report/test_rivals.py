@@ -281,6 +281,30 @@ def next_section(folder):
     return write_report(folder).read_text().split("<h2>Label these next</h2>")[1].split("</section>")[0]
 
 
+def frequencies(count):
+    shares = {"estimate": 0.625, "low": 0.5, "high": 0.75}
+    small = {"estimate": 0.01, "low": 0.0, "high": 0.03}
+    return {"<b>rare</b>": small, "coat": shares, **{f"class {k}": small for k in range(count - 2)}}
+
+
+def test_frequencies_of_classes_are_bars_with_intervals_the_most_frequent_first(files, tmp_path):
+    share = {"estimate": 0.4, "low": 0.3, "high": 0.5}
+    files(pool=pool(in_class_share=share, class_prior=frequencies(2)))
+    page = write_report(tmp_path).read_text()
+    section = page.split("How frequent the classes are</h3>")[1].split("</section>")[0]
+    assert section.index("coat") < section.index("&lt;b&gt;rare")
+    assert "62% (50 to 75%)" in section
+    assert 'style="width:62.5%"' in section
+    assert 'style="left:50.0%;width:25.0%"' in section
+    assert "<summary>" not in section
+    files(pool=pool(in_class_share=share, class_prior=frequencies(25)))
+    assert "<summary>5 more</summary>" in write_report(tmp_path).read_text()
+    files(pool=pool(in_class_share=share))
+    page = write_report(tmp_path).read_text()
+    assert "How frequent the classes are" not in page
+    assert "taken for equally frequent" in page
+
+
 def group(number, **values):
     found = {"group": number, "size": 40 - number, "nearest": "coat", "nearest_share": 0.6}
     return {**found, "images": [number, 99], "names": [f"a/{number}.png", "<b>99</b>.png"], **values}

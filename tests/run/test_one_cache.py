@@ -60,6 +60,9 @@ def test_after_training_no_command_runs_the_network_again(place, passes, tmp_pat
         ["predict", run, photos / "pool", "--out", tmp_path / "spread.csv", "--propagate"],
         ["predict", run, photos / "test", "--out", tmp_path / "tests.csv"],
         ["suggest", run, "--n", "5"],
+        ["discover", run],
+        ["discover", run, photos / "pool", "--out", tmp_path / "groups", "--groups", "2", "--threshold", "1"],
+        ["discover", run, "--out", tmp_path / "groups", "--accept", "1=noise"],
         ["evaluate", run],
     ):
         main([str(argument) for argument in arguments])

@@ -81,7 +81,7 @@ def discover(arguments: list[str]) -> None:
     if command.train is None:
         say(f"Train with them: {as_typed([*accepted.command, '--out', f'{command.run}-more'])}")
         return
-    train([*accepted.command, "--out", str(command.train)])
+    train([*accepted.command[1:], "--out", str(command.train)])
 
 
 def _folder(command: Discover) -> Path:

@@ -18,7 +18,7 @@ ROUNDS = 50  # of k-means, at most
 DIMS = 24  # main directions in which out-of-class rows are compared
 TREE = 4000  # rows that are joined to a tree, at most: its time is quadratic
 LEAST = 10  # rows that a new class needs
-VARIED = 0.1  # by which kinds may be wider or narrower than the classes
+LEAST_VARIED, MOST_VARIED = 0.1, 0.5  # by which kinds may be wider or narrower than the classes
 RANDOM_STARTS = 5  # of k-means, beside that from Ward's tree
 TRIED = 9  # numbers of kinds whose clusters are compared
 
@@ -128,10 +128,21 @@ def yardstick(
     wide = KMeans(count, init=known.starts(count), n_init=1, max_iter=ROUNDS)
     wide.fit(points[some].double().numpy(), sample_weight=weights[some].numpy())
     loose = float(wide.inertia_) / max(float(weights[some].sum()), 1e-12)
-    tight = known.spread(count)
-    if tree.spread(1) <= tight * (1 + VARIED):
+    tight, varied = known.spread(count), _variation(points[~outside], classes)
+    if tree.spread(1) <= tight * (1 + varied):
         return 1, 1
-    return tree.kinds(max(loose, tight) * (1 + VARIED)), tree.kinds(min(loose, tight) * (1 - VARIED))
+    return tree.kinds(max(loose, tight) * (1 + varied)), tree.kinds(min(loose, tight) * (1 - varied))
+
+
+def _variation(points: Tensor, classes: Tensor) -> float:
+    """How much the classes differ in spread: standard deviation over mean.   (n, d), (n,)"""
+    parts = [points[classes == number] for number in classes.unique().tolist()]
+    spreads = torch.stack(
+        [part.var(dim=0).sum() for part in parts if len(part) > 1] or [points.var(dim=0).sum()]
+    )
+    if len(spreads) < 2:
+        return LEAST_VARIED
+    return float((spreads.std() / spreads.mean()).clamp(LEAST_VARIED, MOST_VARIED))
 
 
 class Tree:

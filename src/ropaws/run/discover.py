@@ -355,9 +355,7 @@ def _rows_of_groups(table: Path, named: Mapping[int, str]) -> dict[int, list[dic
         for rows in found.values():
             rows.sort(key=lambda row: -float(row["typicality"] or 0))
     except (KeyError, ValueError):
-        raise ValueError(
-            f"{table} is not a table of groups any more; remove it, and discover again"
-        ) from None
+        raise ValueError(f"{table} is no table of groups; remove it, and discover again") from None
     for group in named:
         if group not in found:
             known = f"it has groups {min(found)} to {max(found)}" if found else "it has none"

@@ -197,7 +197,7 @@ def file_thumbnails(files: Sequence[ImageRef], images: Iterable[int]) -> dict[in
     places = sorted(set(images))
     squares = zip(places, read_squares([files[place] for place in places], SIDE), strict=True)
     return {
-        place: _data_uri(torch.from_numpy(square).permute(2, 0, 1))
+        place: _data_uri(torch.from_numpy(square.copy()).permute(2, 0, 1))
         for place, square in squares
         if not isinstance(square, UnreadableError)
     }

@@ -120,6 +120,7 @@ test("the panel says what is known, and nothing else", () => {
     audit: null,
     audit_offer: null,
     expected_in_class: null,
+    frequencies: [],
   };
   assert.deepEqual(factsOf(panel), []);
   const last = { ...ROUND, in_class: 0.6, in_class_low: 0.5, in_class_high: 0.7, right: 14, answered: 20 };
