@@ -514,6 +514,23 @@ def feature_bar(results: str = LITE0) -> str:
     return "\n".join([head, "| ---: " * 7 + "|", *lines])
 
 
+def small_data() -> str:
+    """Ours against the plain ways on raw rows; bold where it is not behind."""
+    rows = [["rows", "LR", "nearest label", "ours", "AUROC, LR", "cosine", "ours"]]
+    for name, found in read("small_data")["rows"].items():
+        cells = [name]
+        for figure in ("accuracy", "auroc"):
+            values = [found.get(f"{method}_{figure}") for method in ("regression", "cosine", "ours")]
+            if None in values:
+                cells += ["-"] * 3
+                continue
+            *rivals, mine = (spread([value["mean"], value["deviation"]]) for value in values)
+            ahead = values[2]["mean"] >= max(value["mean"] for value in values[:2])
+            cells += [*rivals, _bold(mine, ahead)]
+        rows.append(cells)
+    return table(rows)
+
+
 def _signed(values: list[float]) -> str:
     if not values:
         return "-"
@@ -1142,6 +1159,7 @@ def _from_to(values: list[str]) -> str:
 
 BENCHES = {
     "hostile": hostile,
+    "small-data": small_data,
     "bench-features": lambda: bench("bench_features"),
     "bench-garments": lambda: bench("bench_garments"),
     "bench-scratch": lambda: bench("bench_scratch"),

@@ -64,7 +64,7 @@ def test_it_spreads_labels_and_knows_what_is_of_no_class(head):
 
 def test_without_unlabeled_rows_prior_and_regression_it_is_paws():
     points, truth = blobs(10, 3, seed=1)
-    model = RoPAWSClassifier(head=None, temperature=0.1, prior=None, regression_share=0)
+    model = RoPAWSClassifier(head=None, temperature=0.1, prior=None, regression_share=0, lengths=False)
     model.fit(points.numpy(), truth.numpy())
     queries, _ = blobs(4, 3, seed=2)
     expected = eq.soft_nn(
@@ -77,7 +77,7 @@ def test_without_unlabeled_rows_prior_and_regression_it_is_paws():
 def test_without_a_head_labels_propagate_to_the_closed_form():
     points, y, _ = semi()
     model = RoPAWSClassifier(
-        head=None, temperature=0.1, prior="distance", prior_temperature=0.2, regression_share=0
+        head=None, temperature=0.1, prior="distance", prior_temperature=0.2, regression_share=0, lengths=False
     ).fit(points, y)
     rows = prepared(torch.from_numpy(points), torch.from_numpy(points))
     support, labels = rows[y >= 0], F.one_hot(torch.from_numpy(y[y >= 0]), 3).float()
@@ -91,13 +91,36 @@ def test_without_a_head_labels_propagate_to_the_closed_form():
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("head", ["linear", None])
-def test_the_scale_of_features_does_not_matter(scale, kind, head):
+@pytest.mark.parametrize("lengths", [True, False])
+def test_the_scale_of_features_does_not_matter(scale, kind, head, lengths):
     points, y, _ = semi()
-    lengths = np.random.default_rng(0).uniform(0.1, 10, (len(points), 1)) * scale
-    rows = (points * lengths).astype(kind)
-    plain = RoPAWSClassifier(head=head, steps=30).fit(points, y).predict_proba(points)
-    scaled = RoPAWSClassifier(head=head, steps=30).fit(rows, y).predict_proba(rows)
+    each = np.random.default_rng(0).uniform(0.1, 10, (len(points), 1))
+    rows = (points * scale * (1 if lengths else each)).astype(kind)  # rows of any length, unless these count
+    model = RoPAWSClassifier(head=head, steps=30, lengths=lengths)
+    plain = model.fit(points, y).predict_proba(points)
+    scaled = model.fit(rows, y).predict_proba(rows)
     np.testing.assert_allclose(plain, scaled, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize(("features", "counts"), [(4, True), (65, False)])
+def test_lengths_count_where_features_are_few(features, counts):
+    """Two classes in one direction, one of them three times as far away; a third on the other side."""
+    random = np.random.default_rng(0)
+    direction = np.eye(1, features)[0] * features**0.5
+    truth = np.repeat([0, 1, 2], 60)
+    points = np.array([1.0, 3.0, -4.0])[truth, None] * direction + 0.25 * random.normal(size=(180, features))
+    y = np.full(180, -1)
+    for label in range(3):
+        y[np.flatnonzero(truth == label)[:3]] = label
+    found = {}
+    for lengths in ("auto", True, False):
+        model = RoPAWSClassifier(head=None, lengths=lengths).fit(points, y)
+        found[lengths] = (model.predict(points) == truth).mean()
+        assert model.transform(points).shape[1] == features + (
+            lengths is True or (lengths == "auto" and counts)
+        )
+    assert found["auto"] == found[counts]
+    assert found[True] > 0.95 > 0.85 > found[False]
 
 
 @pytest.mark.parametrize("head", ["linear", None])
@@ -239,6 +262,7 @@ def test_numbers_with_missing_ones():
         ({"head": "mlp"}, "head must be 'linear' or None, got 'mlp'"),
         ({"prior": "flat"}, "prior must be 'pool', 'distance' or None, got 'flat'"),
         ({"regression_share": 2}, "regression_share must be from 0 to 1, got 2"),
+        ({"lengths": "some"}, "lengths must be 'auto', True or False"),
         ({"steps": 0}, "steps must be at least 1, got 0"),
     ],
 )

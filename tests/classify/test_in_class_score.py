@@ -135,6 +135,10 @@ def test_many_labels_are_held_out_in_folds_and_a_lone_one_knows_nothing(monkeypa
 
 @pytest.mark.parametrize(("labels", "classes"), [(1, 1), (10, 10), (250, 10), (0, 0)])
 def test_the_pool_counts_for_more_with_fewer_labels(labels, classes):
-    weights = evidence_weights(labels, classes)
+    weights = evidence_weights(labels, classes, 1280)
     assert float(weights.sum()) == pytest.approx(1)
     assert weights[2] >= weights[0] == weights[1]
+    of_pixels = evidence_weights(labels, classes, 65)
+    assert float(of_pixels.sum()) == pytest.approx(1)
+    assert of_pixels[0] == 3 * of_pixels[1]
+    assert of_pixels[2] / of_pixels[1] == pytest.approx(float(weights[2] / weights[1]))

@@ -105,7 +105,7 @@ def test_unreadable_images_are_listed_and_left_out(photos, weights, tmp_path, ca
     copied = shutil.copytree(photos, tmp_path / "photos")
     (copied / "pool/bad.png").write_bytes(b"nothing")
     arrays = command(copied, weights, tmp_path)
-    assert "1 unreadable images were left out" in capsys.readouterr().err
+    assert "Left out: 1 unreadable image, listed" in capsys.readouterr().err
     assert len(arrays["features"]) == len(arrays["names"]) == 45
     assert not any("bad.png" in name for name in arrays["names"])
     ((name, reason),) = json.loads((tmp_path / "f.npz.json").read_text())["unreadable"]

@@ -66,6 +66,15 @@ def test_from_nothing_to_predictions(session):
     assert sum(each["predicted"] for each in state["classes"]) == (session.predicted >= 0).sum()
 
 
+def test_the_view_of_out_of_class_images_is_counted_as_it_is_shown(session):
+    label_some(session)
+    session.label(np.flatnonzero(truth() == OTHERS)[:4].tolist(), OUT_OF_CLASS, why="grid", tab="tab")
+    fit(session)
+    counts = session.state("tab")["counts"]
+    assert counts["out_of_class"] == 4
+    assert counts["outside"] == browse(session, Query(view="out-of-class"))["total"] > 4
+
+
 def test_suggestions_and_estimates_follow_a_round(session):
     label_some(session)
     session.label([int(np.flatnonzero(truth() == OTHERS)[0])], OUT_OF_CLASS, why="grid", tab="tab")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import time
 from pathlib import Path
 
@@ -74,6 +75,20 @@ def test_an_unreadable_file_is_no_label(dishes, capsys):
     assert "pizza       │       0" in text
     assert "3 images that cannot be read" in text
     assert "classes without a readable image: pizza; add some, or remove the class" in text
+
+
+def test_unreadable_files_of_the_pool_do_not_count_and_names_are_as_short_as_typed(
+    dishes, capsys, monkeypatch
+):
+    pool = dishes[1]
+    (pool / "broken.png").write_bytes(b"broken")
+    monkeypatch.chdir(pool.parent)
+    main(["check", "--labeled", "labeled", "--unlabeled", "pool"])
+    said = capsys.readouterr()
+    assert re.search(r"\(unlabeled\) \S +9 ", said.out)
+    assert ": pool/broken.png (" in said.out
+    assert str(pool) not in said.out
+    assert "test images" not in said.out + said.err  # there are none to look at
 
 
 def test_few_labels_beside_many_are_said(dishes, capsys):

@@ -15,6 +15,7 @@ import pytest
 import ropaws
 from ropaws.cli.main import main
 from ropaws.methods import PAWS
+from ropaws.report import charts
 from ropaws.report.compare_page import compare_runs
 from ropaws.report.run_page import SECTIONS, write_report
 from tests import tiny
@@ -412,3 +413,11 @@ def test_the_report_names_the_commands_that_label_next(run, tmp_path):
     text = html.unescape(write_report(moved).read_text())
     assert "ropaws explore" not in text
     assert f"ropaws suggest '{moved}'" in text
+
+
+def test_a_map_is_as_high_as_its_points_need():
+    flat = charts.scatter([(0.0, 0.0), (10.0, 1.0), (5.0, 0.5)], [0, 1, -1], label="map")
+    width, height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', flat).groups())
+    lowest = max(float(found) for found in re.findall(r'cy="([\d.]+)"', flat))
+    assert height < width / 4
+    assert lowest + 4 < height < lowest + 20

@@ -94,7 +94,7 @@ def test_unreadable_images_are_left_out_listed_and_too_many_are_an_error(photos,
     run = photos / "run"
     main(["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
           "--out", str(run), "--train.steps", "1", "--train.batch", "8", "--no-report"])  # fmt: skip
-    assert "1 unreadable images left out" in capsys.readouterr().err
+    assert "1 unreadable image left out" in capsys.readouterr().err
     assert "broken.png" in (run / "unreadable.txt").read_text()
     for i in range(9):
         (photos / "pool" / f"broken-{i}.png").write_bytes(b"broken")

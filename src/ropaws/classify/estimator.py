@@ -17,12 +17,20 @@ from ropaws.classify.class_prior import ClassPrior, checked_class_prior
 from ropaws.classify.classifier import ClassifierSettings, HeadTrial, OpenSetClassifier, try_head
 from ropaws.classify.head import DIMS, LabeledRows, Points
 from ropaws.classify.propagation import VOTERS
-from ropaws.core.features import ArrayRows, Features, main_directions, principal_components, unit_mean
+from ropaws.core.features import (
+    ArrayRows,
+    Features,
+    lift_of,
+    main_directions,
+    principal_components,
+    unit_mean,
+)
 from ropaws.core.labels import UNLABELED
 from ropaws.core.randomness import POOL_SAMPLE, generator
 
 BLOCK = 2048  # rows that are worked on at a time
 LEARNED = 1 << 17  # unlabeled rows that are learned from, at most
+FEW_FEATURES = 64  # raw measurements and small images, not features of a network: lengths count there
 
 
 def checked_labels(y: Any, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:  # noqa: N803
@@ -174,7 +182,8 @@ class RoPAWSClassifier(
     """Open-set semi-supervised classifier on feature arrays.
 
     For a few labeled rows and many unlabeled ones, of which some belong to no class. Rows are scaled to unit
-    length, centered, and compared by cosine in their 256 main directions. A linear head is trained by RoPAWS
+    length, centered, and compared by cosine in their 256 main directions; of raw measurements their length
+    counts too, see `lengths`. A linear head is trained by RoPAWS
     on labeled and unlabeled rows; the class probabilities are the geometric mean of its soft nearest-neighbor
     classifier and of logistic regression on the labels. How likely a row belongs to any class comes from the
     density of the labels against that of all rows, before the head is trained.
@@ -210,6 +219,10 @@ class RoPAWSClassifier(
         time, and learns from all of them.
     steps : int, default=300
         Training steps of the head.
+    lengths : "auto" or bool, default="auto"
+        Whether the lengths of rows count, beside their directions. Those of a network's features do not;
+        "auto" lets them count where there are at most 64 features. Columns in different units are a matter of
+        `sklearn.preprocessing.StandardScaler` before this estimator.
     random_state : int, RandomState instance or None, default=0
         Controls batches, weights, and which rows of a large pool are learned from and vote.
 
@@ -268,6 +281,7 @@ class RoPAWSClassifier(
         class_prior: Literal["auto", "uniform", "labels"] | ArrayLike = "auto",
         voters: int | None = VOTERS,
         steps: int = 300,
+        lengths: Literal["auto"] | bool = "auto",
         random_state: int | np.random.RandomState | None = 0,
     ) -> None:
         self.head = head
@@ -279,6 +293,7 @@ class RoPAWSClassifier(
         self.class_prior = class_prior
         self.voters = voters
         self.steps = steps
+        self.lengths = lengths
         self.random_state = random_state
 
     def fit(
@@ -485,6 +500,8 @@ class RoPAWSClassifier(
             raise ValueError(f"prior must be 'pool', 'distance' or None, got {self.prior!r}")
         if not 0 <= self.regression_share <= 1:
             raise ValueError(f"regression_share must be from 0 to 1, got {self.regression_share}")
+        if self.lengths != "auto" and not isinstance(self.lengths, bool):
+            raise ValueError(f"lengths must be 'auto', True or False, got {self.lengths!r}")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
         return ClassifierSettings(
@@ -530,12 +547,17 @@ class RoPAWSClassifier(
 
         Once for all trials: features of a network have a thousand dimensions, most of them nearly empty.
         """
-        self._project = projection(ArrayRows(X, self._scaled, learned), trained=self.head is not None)
-        rows = ArrayRows(X, scaled_rows, learned)  # finite, as has been seen
+        few = X.shape[1] <= FEW_FEATURES if self.lengths == "auto" else self.lengths
+        if few:
+            self._check_finite(X)
+        self._lift = lift_of(X if learned is None else X[learned]) if few else None
+        dims = X.shape[1] + (self._lift is not None)
+        self._project = projection(ArrayRows(X, self._scaled, learned, dims), trained=self.head is not None)
+        rows = ArrayRows(X, self._lifted, learned)  # finite, as has been seen
         center = torch.cat([self._project(part) for part in rows.blocks(BLOCK)])
         if views is None:
             return Points(center)
-        looks = ArrayRows(np.asarray(views), scaled_rows, learned)
+        looks = ArrayRows(np.asarray(views), self._lifted, learned)
         return Points(center, torch.cat([self._project(part) for part in looks.blocks(BLOCK)]))
 
     def _answers(
@@ -553,7 +575,11 @@ class RoPAWSClassifier(
 
     def _scaled(self, rows: NDArray[Any]) -> Tensor:
         self._check_finite(rows)
-        return scaled_rows(rows)
+        return self._lifted(rows)
+
+    def _lifted(self, rows: NDArray[Any]) -> Tensor:
+        """(..., d)  ->  (..., d or d + 1)"""
+        return scaled_rows(rows if self._lift is None else self._lift(rows))
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:

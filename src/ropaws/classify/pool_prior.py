@@ -502,7 +502,8 @@ class PoolPrior(nn.Module):
 
     def _score(self, found: Tensor) -> Tensor:
         """One number from the pieces of evidence.   (n, 3)  ->  (n,)"""
-        weights = evidence_weights(len(self.labels), len(self.labels.unique())).to(found)
+        weights = evidence_weights(len(self.labels), len(self.labels.unique()), len(self.components))
+        weights = weights.to(found)
         standardized: Tensor = (found - self.scale[0]) / self.scale[1]
         return (standardized * weights).sum(dim=1)
 

@@ -7,7 +7,7 @@ from typing import Literal
 import tyro
 
 from ropaws.cli.parsing import parse, text_table, wide_console
-from ropaws.core.terminal import say
+from ropaws.core.terminal import counted, say
 from ropaws.embedding.backbones import PRETRAINED, ModelConfig, build_encoder, download_notice, load_init
 from ropaws.embedding.embedder import (
     Embedded,
@@ -95,7 +95,7 @@ def _summarize(out: Path, found: Embedded, tested: Embedded | None) -> None:
     dims = found.rows.shape[1]
     say(f"{out}: {dims} features of {images} by {found.facts['backbone']}, {size:,.1f} MB")
     if unreadable := sum(len(part.unreadable) for part in parts):
-        say(f"{unreadable} unreadable images were left out, listed in {out}.json", error=True)
+        say(f"Left out: {counted(unreadable, 'unreadable image')}, listed in {out}.json", error=True)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.table import Table
 from ropaws.cli.parsing import parse, run_of
 from ropaws.core.locks import locked_file
 from ropaws.core.run_layout import CARD
-from ropaws.core.terminal import Terminal, cell, say
+from ropaws.core.terminal import Terminal, cell, counted, say
 from ropaws.pool.datasets.feature_file import FeatureTable
 from ropaws.run.label_files import PredictSettings, label_files
 from ropaws.run.output_formats import FormatName
@@ -35,7 +35,8 @@ class Predict(RayOptions):
     to OUT.json beside it. With --engine ray a folder of parquet files."""
     format: FormatName | None = None
     """By default what --out ends in; label-studio, fiftyone and coco end in .json. They are tasks with
-    predictions, labels.json of a FiftyOneImageClassificationDataset, and images, annotations, categories."""
+    predictions, labels.json of a FiftyOneImageClassificationDataset, and images, annotations and
+    categories."""
     map: bool = True
     """In parquet: place on a map (x, y) and the most similar images (neighbors). `embedding-atlas FILE
     --x x --y y --neighbors neighbors` shows them."""
@@ -90,7 +91,8 @@ def predict(arguments: list[str]) -> None:
         table.add_row(cell(label), f"{count:,}")
     Terminal().print(table)
     if summary.unreadable:
-        say(f"{len(summary.unreadable)} unreadable images are listed in {command.out}.json", error=True)
+        unreadable = counted(len(summary.unreadable), "unreadable image")
+        say(f"Left out: {unreadable}, listed in {command.out}.json", error=True)
 
 
 def _predict_with_ray(command: Predict) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from ropaws.cli.discover import groups_table
 from ropaws.cli.parsing import parse, percent, refuse_images, run_of
 from ropaws.core.files import check_out_folder, replacing, write_json
-from ropaws.core.terminal import Terminal, cell, say
+from ropaws.core.terminal import Terminal, cell, say, shown_path
 from ropaws.embedding.backbones import PRETRAINED
 from ropaws.embedding.embedder import Embedder
 from ropaws.insight.label_choice import STRATEGIES
@@ -137,7 +137,7 @@ def _table(title: str, found: Sequence[Suggestion], any_label: bool) -> Table:
     table.add_column("why")
     for item in found:
         figures = percent(item["in_domain"] if any_label else None), f"{item['stands_for']:,}"
-        cells = (str(item["rank"]), item["name"], *figures, item["reason"])
+        cells = (str(item["rank"]), shown_path(item["name"]), *figures, item["reason"])
         table.add_row(*map(cell, cells))
     return table
 

@@ -2,9 +2,10 @@
 
 import functools
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -287,6 +288,32 @@ def main_directions(features: Tensor, mean: Tensor, components: Tensor | None) -
     return centered if components is None else centered @ components.T
 
 
+class Lift(NamedTuple):
+    """Rows around their mean, with one more entry that is their typical length.
+
+    The direction of such a row says how long it was, which the cosine forgets: measurements of a flower with
+    small and of one with large petals have the same direction.
+    """
+
+    scale: float  # the largest entry in size, so that squares stay finite
+    mean: NDArray[np.float64]  # (d,) of scaled rows
+    length: float
+
+    def __call__(self, rows: NDArray[Any]) -> NDArray[np.float64]:
+        """(..., d)  ->  (..., d + 1)"""
+        centered = rows.astype(np.float64) / self.scale - self.mean
+        return np.concatenate([centered, np.full((*rows.shape[:-1], 1), self.length)], axis=-1)
+
+
+def lift_of(rows: NDArray[Any]) -> Lift:
+    """rows (n, d), read in blocks"""
+    blocks = [rows[start : start + CHECKED] for start in range(0, len(rows), CHECKED)]
+    scale = float(max(np.abs(block).max() for block in blocks)) or 1.0
+    mean = sum((block.astype(np.float64) / scale).sum(axis=0) for block in blocks) / len(rows)
+    squares = sum(float(((block.astype(np.float64) / scale - mean) ** 2).sum()) for block in blocks)
+    return Lift(scale, mean, math.sqrt(squares / len(rows)) or 1.0)
+
+
 def main_points(features: Tensor, *, dims: int = DIRECTIONS, seed: int = 0) -> Tensor:
     """Centered unit rows in their main directions.   (n, d) of any length  ->  (n, at most dims)"""
     check_features(features)
@@ -312,6 +339,7 @@ class ArrayRows(Features):
         array: The array.
         convert: Makes float32 features (k, d) of k of its rows.
         rows: (m,) the rows of the array that count, in this order; None for all.
+        dims: Features of a row that is made, where these are not those of the array.
     """
 
     def __init__(
@@ -319,14 +347,16 @@ class ArrayRows(Features):
         array: NDArray[Any],
         convert: Callable[[NDArray[Any]], Tensor],
         rows: NDArray[np.int64] | None = None,
+        dims: int | None = None,
     ) -> None:
         self.array = array
+        self.dims = array.shape[1] if dims is None else dims
         self.convert = convert
         self.rows = rows
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.array if self.rows is None else self.rows), self.array.shape[1]))
+        return torch.Size((len(self.array if self.rows is None else self.rows), self.dims))
 
     def __getitem__(self, index: Tensor | slice, /) -> Tensor:
         chosen = index if isinstance(index, slice) else index.cpu().numpy()

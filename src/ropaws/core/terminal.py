@@ -5,10 +5,12 @@ a line, and what rich takes for markup. So everything is printed by `say` or on 
 """
 
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -91,6 +93,17 @@ class TimeLeft:
         return f", left {duration((now - began) / (done - before) * (self.total - done))}"
 
 
+def shown_path(path: str) -> str:
+    """As short as a person types it: from the working directory, where it is below it."""
+    here = str(Path.cwd())
+    return path[len(here) + 1 :] if path.startswith(here + os.sep) else path
+
+
+def counted(number: int, thing: str) -> str:
+    """1 image, 2,000 images."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
+
+
 def duration(seconds: float) -> str:
     """Say a number of seconds as a person does: 90 s, 25 min, 9.0 h."""
     if seconds < 100:
@@ -102,6 +115,9 @@ def watch_files(console: Console) -> Callable[[Iterable[T], str, int], Iterable[
     """Show what takes long: a bar with the time left, or a line now and then in a log."""
 
     def watch(items: Iterable[T], title: str, total: int) -> Iterator[T]:
+        if total == 0:
+            yield from items
+            return
         if console.is_terminal:
             yield from track(items, title, total=total, console=console)
             return

@@ -23,6 +23,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from ropaws.core.distributed import check_same, place, share, wait_for_all
 from ropaws.core.features import FeatureBank
 from ropaws.core.randomness import FROZEN_VIEWS, generator
+from ropaws.core.terminal import counted
 from ropaws.core.worker_pool import map_in_workers
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.feature_cache import SEGMENT, FeatureStore, Where, default_folder
@@ -332,8 +333,8 @@ def _fill(
         waiting.clear()
 
     title = (
-        f"Computing features of {len(positions):,} images in {embedding.views + 1} views, batches of"
-        f" {_block_of(images)}"
+        f"Computing features of {counted(len(positions), 'image')} in {counted(embedding.views + 1, 'view')},"
+        f" batches of {_block_of(images)}"
     )
     parts = torch.from_numpy(positions).split(_block_of(images))
     wanted: Crop = embedding.crop if embedding.views else "center"

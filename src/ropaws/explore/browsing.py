@@ -106,8 +106,7 @@ def _listed(session: Session, query: Query) -> NDArray[np.int64]:
     elif view == "skipped":
         numbers = np.flatnonzero(codes == SKIPPED)
     elif view == "out-of-class":  # as answered, or as predicted
-        unknown = (codes == UNLABELED) | (codes == SKIPPED)
-        numbers = np.flatnonzero((codes == OUT_OF_CLASS) | (unknown & (session.predicted == OUT_OF_CLASS)))
+        numbers = session.outside()
     else:
         numbers = np.arange(len(session.pool))
     return np.asarray(numbers, np.int64)

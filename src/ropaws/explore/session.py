@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ropaws.core.files import make_folder
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.core.terminal import counted
 from ropaws.explore import fitting, layout
 from ropaws.explore.answer_log import (
     MOST_CLASSES,
@@ -104,7 +105,7 @@ class Session:
 
     def _unreadable(self) -> str | None:
         count = self.pool.unreadable
-        return f"{count:,} images cannot be read, and are left out" if count else None
+        return f"{counted(count, 'image')} cannot be read, so left out" if count else None
 
     def _take_over(self) -> None:
         """The labels that images come with become entries of the log, unless it knows these images."""
@@ -480,6 +481,7 @@ class Session:
                 "counts": {
                     "labeled": sum(own[number] for number in self.answers.classes),
                     "out_of_class": own[OUT_OF_CLASS],
+                    "outside": len(self.outside()),
                     "skipped": own[SKIPPED],
                     "unlabeled": own[UNLABELED],
                     "suspected": len(self.suspects()),
@@ -506,6 +508,11 @@ class Session:
         """Suggestions that have no answer yet, best first."""
         found = (suggestion.position for suggestion in self.fitted.suggestions)
         return [number for number in found if self.codes[number] == UNLABELED]
+
+    def outside(self) -> NDArray[np.int64]:
+        """Images that are out-of-class: answered so, or predicted so and without a class.   ->  (k,)"""
+        open_ = (self.codes == UNLABELED) | (self.codes == SKIPPED)
+        return np.flatnonzero((self.codes == OUT_OF_CLASS) | (open_ & (self.predicted == OUT_OF_CLASS)))
 
     def suspects(self) -> list[int]:
         """Suspected label errors that nobody has confirmed or corrected, the most suspect first."""

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ropaws.core.labels import OUT_OF_CLASS_NAME
+from ropaws.core.terminal import shown_path
 from ropaws.pool.content import ImageRef, UnreadableError, image_size, one_line_errors, read_content
 from ropaws.pool.decoding import decode_content, in_workers
 from ropaws.pool.listing import Pool
@@ -143,7 +144,7 @@ class Findings:
     """Counts, and lists of what deserves a look."""
 
     classes: dict[str, int]  # labeled images by class, without those that cannot be read
-    unlabeled: int
+    unlabeled: int  # likewise
     test: dict[str, int]
     typical_side: float
     unreadable: list[tuple[str, str]] = field(default_factory=list)
@@ -203,7 +204,9 @@ def _counted(found: Sequence[Any]) -> str:
 
 def _first(found: Sequence[Any]) -> str:
     """The first of them, as an example."""
-    example = found[0] if isinstance(found[0], str) else f"{found[0][0]} ({found[0][1]})"
+    parts = [found[0]] if isinstance(found[0], str) else found[0]
+    shown = [shown_path(part) for part in parts[:2]]
+    example = shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]})"
     return f"{example} ..." if len(found) > 1 else example
 
 
@@ -259,7 +262,9 @@ def check_data(
     everything = [*looks, *test_looks]
     return Findings(
         classes=_per_class(train.labels, looks),
-        unlabeled=train.labels.count(None),
+        unlabeled=sum(
+            not look.reason for look, label in zip(looks, train.labels, strict=True) if label is None
+        ),
         test=_per_class(tests.labels, test_looks),
         typical_side=statistics.median([min(look.size) for look in everything if not look.reason] or [0]),
         unreadable=[(look.path, look.reason) for look in everything if look.reason],

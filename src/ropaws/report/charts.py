@@ -207,7 +207,10 @@ def reliability_diagram(bins: Sequence[Mapping[str, float]]) -> Markup:
 
 
 def scatter(points: Sequence[tuple[float, float]], labels: Sequence[int], *, label: str) -> Markup:
-    """A map in the colors of the classes; each point says its number and class to the script of the page."""
+    """A map in the colors of the classes, as high as its points need.
+
+    Each point says its number and class to the script of the page.
+    """
     xs, ys = zip(*points, strict=True)
     left, top = min(xs), min(ys)
     scale = (SCATTER - 20) / (max(max(xs) - left, max(ys) - top) or 1)
@@ -218,7 +221,7 @@ def scatter(points: Sequence[tuple[float, float]], labels: Sequence[int], *, lab
         f' data-c="{int(labels[i])}"/>'
         for i in sorted(range(len(xs)), key=lambda i: labels[i] >= 0)
     )
-    square = f"0 0 {SCATTER} {SCATTER}"
+    box = f"0 0 {SCATTER} {20 + (max(ys) - top) * scale:.0f}"
     return Markup(
-        f'<svg id="map" class="plot" viewBox="{square}" role="img" aria-label="{esc(label)}">{dots}</svg>'
+        f'<svg id="map" class="plot" viewBox="{box}" role="img" aria-label="{esc(label)}">{dots}</svg>'
     )

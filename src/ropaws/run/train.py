@@ -46,7 +46,7 @@ from ropaws.core.run_layout import (
     UNREADABLE,
     WITHOUT_EFFECT,
 )
-from ropaws.core.terminal import Terminal, tell, watch_files
+from ropaws.core.terminal import Terminal, counted, tell, watch_files
 from ropaws.embedding.backbones import check_model, view_sizes
 from ropaws.methods import encoder_of, method_name
 from ropaws.pool.augment import Normalization
@@ -176,7 +176,7 @@ def train(
             if at.rank == 0:
                 _start_folder(run, config, state, choices, at)
             if state.corpus.unreadable:
-                unreadable = f"{len(state.corpus.unreadable)} unreadable images left out"
+                unreadable = f"{counted(len(state.corpus.unreadable), 'unreadable image')} left out"
                 console.print(f"{unreadable}, listed in {run / UNREADABLE}")
             _fit(run, config, state, console, in_class=inputs.in_class)
     return run
@@ -554,7 +554,7 @@ def _finish(run: Path, config: RunConfig, state: TrainState, console: Console, r
     support = finished.embed(state.corpus.train_images, state.facts.split.indices)
     save_support(run, support, state.facts.split)
     if replaced:
-        console.print(f"{replaced} unreadable images were replaced by others, listed in {run / UNREADABLE}")
+        console.print(f"Unreadable images were replaced by others ({replaced}), listed in {run / UNREADABLE}")
     if float((support @ support.T).mean()) > COLLAPSED:
         console.print(COLLAPSE_WARNING, highlight=False)
 

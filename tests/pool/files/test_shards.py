@@ -141,7 +141,7 @@ def test_a_row_without_bytes_is_unreadable_and_the_rest_is_labeled(trained, tmp_
     main(["predict", str(run), str(shard), "--out", str(tmp_path / "labels.jsonl")])
     rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
     assert [row["path"].rpartition("#")[2] for row in rows] == ["0", "1", "3"]
-    assert "1 unreadable images" in capsys.readouterr().err
+    assert "1 unreadable image," in capsys.readouterr().err
     main(["predict", str(run), *map(str, files), "--out", str(tmp_path / "files.jsonl")])
     expected = [json.loads(line) for line in (tmp_path / "files.jsonl").read_text().splitlines()]
     assert [row["in_domain"] for row in rows] == [expected[k]["in_domain"] for k in (0, 1, 3)]

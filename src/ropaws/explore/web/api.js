@@ -25,7 +25,7 @@
  * }} Panel
  * @typedef {{id: number, name: string, estimate: number, low: number, high: number}} Frequency - of a class
  * @typedef {{
- *   labeled: number, out_of_class: number, skipped: number, unlabeled: number,
+ *   labeled: number, out_of_class: number, outside: number, skipped: number, unlabeled: number,
  *   suspected: number, duplicates: number, suggested: number, audit: number,
  * }} Counts
  * @typedef {{name: string, round: number, pending: number, stale: boolean}} Written - an export

@@ -14,7 +14,7 @@ const COUNTED = {
   suggested: "suggested",
   unlabeled: "unlabeled",
   labeled: "labeled",
-  "out-of-class": "out_of_class",
+  "out-of-class": "outside",
   "label-errors": "suspected",
   duplicates: "duplicates",
   audit: "audit",
