@@ -180,6 +180,7 @@ def check_step(config: RunConfig, *, processes: int) -> None:
     Raises:
         Exception: Whatever would be wrong with the shapes of a real one.
     """
+    shapes(config, Rank(processes - 1, processes, 0))  # the last one gets least
     with FakeTensorMode():
         _forward_and_backward(config, _fake_model(config), Cost(), processes)
 

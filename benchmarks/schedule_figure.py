@@ -58,10 +58,13 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _curve(axes: Axes, cell: dict[str, Any], name: str) -> None:
+    """The weight outside of the classes is dotted, beside that inside."""
     label, color = LINES[cell["entry"]]
-    for part, style in ((name, "-"), (name.replace("_in", "_out"), ":")):
+    styles = {name: "-", "weight_out": ":"} if name == "weight_in" else {name: "-"}
+    for part, style in styles.items():
         points = [point for point in cell["curve"] if part in point]
-        if points and (part == name or name == "weight_in"):
-            epochs = [point["step"] / cell["steps"] * cell["epochs"] for point in points]
-            values = [100 * point[part] for point in points]
-            axes.plot(epochs, values, style, color=color, linewidth=1.6, marker=".", label=label)
+        epochs = [point["step"] / cell["steps"] * cell["epochs"] for point in points]
+        values = [100 * point[part] for point in points]
+        if points:
+            shown = label if part == name else None
+            axes.plot(epochs, values, style, color=color, linewidth=1.6, marker=".", label=shown)
