@@ -1,18 +1,19 @@
 """How long `ropaws explore` takes for a round, and for what it computes once, by the number of images.
 
-python benchmarks/explore_refit.py     writes results/explore_refit.json
+python benchmarks/explore_refit.py [--sizes ROWS ...] [--only WHAT ...]     writes results/explore_refit.json
 
 Generated features stand in for images here: time does not depend on what they show. Ten classes with eight
 labels each, and as many answers that say out-of-class.
 """
 
+import argparse
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from timing import write_results
+from timing import read_results, write_results
 
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting
@@ -21,33 +22,43 @@ from ropaws.insight import neighbors, pool_map
 
 SIZES = (1_000, 10_000, 100_000)
 CLASSES, LABELS, DIMS = 10, 8, 256
+WHAT = ("first suggestions", "refit", "accuracy estimate", "map", "near duplicates")
 
 
 def main() -> None:
-    found = {}
-    for images in SIZES:
-        found[str(images)] = measured(images)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="ROWS")
+    parser.add_argument("--only", nargs="+", choices=WHAT, default=WHAT, metavar="WHAT", help=", ".join(WHAT))
+    options = parser.parse_args()
+    for images in options.sizes:
+        found = read_results("explore_refit").get("seconds", {})
+        found[str(images)] = found.get(str(images), {}) | measured(images, options.only)
         load = round(os.getloadavg()[0], 1)
         facts = {"load_average": load, "classes": CLASSES, "labels": LABELS, "seconds": found}
         write_results("explore_refit", facts)  # the last one takes minutes
 
 
-def measured(images: int) -> dict[str, float]:
+def measured(images: int, wanted: Sequence[str]) -> dict[str, float]:
     points, answered = generated(images)
-    seconds: dict[str, float] = {}
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        result = work()
-        seconds[name] = round(time.perf_counter() - began, 1)
-        return result
-
     nothing = answered._replace(labels=torch.full((images,), UNLABELED), classes=())
-    timed("first suggestions", lambda: fitting.cold_start(points, nothing))
-    fitted = timed("refit", lambda: fitting.fit_round(points, answered, lambda *_: None))
-    timed("accuracy estimate", lambda: fitting.estimate(points, answered, fitted, lambda *_: None))
-    timed("map", lambda: pool_map.full_map(points))
-    timed("near duplicates", lambda: neighbors.near_duplicates(points))
+    fitted = fitting.nothing_known(images)
+
+    def refit() -> None:
+        nonlocal fitted
+        fitted = fitting.fit_round(points, answered, lambda *_: None)
+
+    work: dict[str, Callable[[], Any]] = {
+        "first suggestions": lambda: fitting.cold_start(points, nothing),
+        "refit": refit,
+        "accuracy estimate": lambda: fitting.estimate(points, answered, fitted, lambda *_: None),
+        "map": lambda: pool_map.full_map(points),
+        "near duplicates": lambda: neighbors.near_duplicates(points),
+    }
+    seconds = {}
+    for name in wanted:
+        began = time.perf_counter()
+        work[name]()
+        seconds[name] = round(time.perf_counter() - began, 1)
     return seconds
 
 

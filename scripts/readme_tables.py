@@ -799,24 +799,34 @@ def audit_sizes() -> str:
 
 def explore_map() -> str:
     found = read("explore_map")
-    times = found["milliseconds"]
-    views = {
-        "whole_map": "whole map",
-        "zoomed_four_times": "zoomed in",
-        "half_selected": "half of it selected",
-    }
-    rows = [
-        [name, *(f"{times[view]['draw'][key]:g}" for key in ("least", "median", "p95"))]
-        for view, name in views.items()
-    ]
+    views = {"whole_map": "whole map", "while_moving": "while it is moved", "half_selected": "half selected"}
+    ways = {"canvas": "pixels that the page writes", "webgl": "WebGL2, computed by the processor"}
+    rows = [["images", "drawn by", *views.values()]]
+    for points, times in found["milliseconds"].items():
+        for way, name in ways.items():
+            if drawn := times[way]:
+                cells = [
+                    f"{drawn[view]['draw']['median']:g} ({drawn[view]['draw']['least']:g})" for view in views
+                ]
+                rows.append([f"{int(points):,}", name, *cells])
     width, height = found["pixels"]
     head = (
-        f"Milliseconds to draw {found['points']:,} points at {width} x {height} pixels in {found['browser']},"
-        f" on {found['cores']} cores with a load average of {found['load_average']} from other programs"
-        " (`python web-check/map_speed.py`); a lasso around points takes"
-        f" {times['lasso']:.0f} ms, finding the point under the cursor {times['hover']:g} ms:"
+        f"Milliseconds of a frame at {width} x {height} pixels, median (fastest), in {found['browser']}, on"
+        f" {found['cores']} cores with a load average of {found['load_average']} from other programs (`python"
+        " web-check/map_speed.py`). A graphics card was not measured:"
     )
-    return f"{head}\n\n{table([['', 'fastest', 'median', '95th percentile'], *rows])}"
+    whats = {
+        "filter": "a filter",
+        "recolor": "other colors",
+        "names": "names of classes",
+        "hover": "the image below the cursor",
+    }
+    rest = [["images", *whats.values()]]
+    rest += [
+        [f"{int(points):,}", *(f"{times[what]:g}" for what in whats)]
+        for points, times in found["milliseconds"].items()
+    ]
+    return f"{head}\n\n{table(rows)}\n\nMilliseconds of what the page computes besides:\n\n{table(rest)}"
 
 
 def explore_refit() -> str:

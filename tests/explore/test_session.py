@@ -862,3 +862,25 @@ def test_names_are_sorted_and_searched(session):
     assert page["total"] == COUNT
     found = browse(session, Query(text="IMAGE-01", limit=500))
     assert found["total"] == 10
+
+
+def test_many_images_are_answered_for_by_a_classifier_of_a_sample(tmp_path, monkeypatch):
+    seen = []
+    whole = fitting.OpenSetClassifier
+
+    def watched(points, *given, **options):
+        seen.append(len(points.values) if hasattr(points, "values") else len(points))
+        return whole(points, *given, **options)
+
+    monkeypatch.setattr(fitting, "OpenSetClassifier", watched)
+    monkeypatch.setattr(fitting, "FITTED", 60)
+    session = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
+    session.auto_refit = False
+    ids = label_some(session)
+    fit(session)
+    session.close()
+    assert max(seen) <= 60
+    named = {ids[kind]: kind for kind in range(3)}
+    inside = truth() != OTHERS
+    right = [named.get(code) == kind for code, kind in zip(session.predicted, truth(), strict=True)]
+    assert np.array(right)[inside].mean() > 0.8

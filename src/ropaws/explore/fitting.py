@@ -14,6 +14,7 @@ from ropaws.classify import head
 from ropaws.classify.classifier import ClassifierSettings, OpenSetClassifier
 from ropaws.classify.head import LabeledRows, Points
 from ropaws.classify.in_class_share import BORDER
+from ropaws.core.features import sample_rows
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.core.records import Share
 from ropaws.insight.accuracy_estimate import AccuracyEstimate, PoolAccuracy, pool_accuracy
@@ -23,6 +24,7 @@ from ropaws.insight.suggestions import Suggestion, suggest
 
 BLOCK = 2048
 SUGGESTED = 20  # images that a round suggests, or as many as there are classes
+FITTED = 100_000  # rows a classifier is fitted to, all answers among them; then it answers for all rows
 FOLDS = 5  # of the labels, to see how often the classifier is right
 LEAST_TO_ESTIMATE = 10  # labels
 
@@ -199,6 +201,9 @@ def _classifier(
     points: Tensor, labels: Tensor, classes: int, steps: int, after_step: Callable[[int], object]
 ) -> OpenSetClassifier:
     """Fitted to the answers; out-of-class ones say what is in-class, and teach no class."""
+    if len(labels) > FITTED:
+        rows = _with_answers(labels)
+        points, labels = points[rows], labels[rows]
     outside = labels == OUT_OF_CLASS
     known = labels[~outside]
     where = (known >= 0).nonzero().squeeze(1)
@@ -209,6 +214,15 @@ def _classifier(
         settings,
         outside=points[outside],
         after_step=after_step,
+    )
+
+
+def _with_answers(labels: Tensor) -> Tensor:
+    """All rows that have an answer, and a sample of the others.   ->  (at most FITTED, or the answers)"""
+    others = (labels == UNLABELED).nonzero().squeeze(1)
+    answers = (labels != UNLABELED).nonzero().squeeze(1)
+    return (
+        torch.cat([answers, others[sample_rows(len(others), max(1, FITTED - len(answers)), 0)]]).sort().values
     )
 
 

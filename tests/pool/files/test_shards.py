@@ -3,13 +3,14 @@
 import io
 import json
 import tarfile
+import zipfile
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from ropaws.cli.main import main
-from ropaws.pool.content import content_key
+from ropaws.pool.content import UnreadableError, content_key
 from ropaws.pool.listing import Pool
 from tests.photos import fails
 
@@ -167,3 +168,50 @@ def test_check_and_train_take_shards_and_files_together(trained, tmp_path, capsy
     assert "block" in capsys.readouterr().out
     main(["train", *sources, "--out", str(tmp_path / "run"), "--train.steps", "4", "--backbone", "small"])
     assert (tmp_path / "run/report.html").exists()
+
+
+def test_a_shard_that_changes_after_it_was_listed_gives_no_other_image(tmp_path):
+    path = write_tar(tmp_path / "s.tar", SAMPLES)
+    pool = Pool.open(path)
+    for changed in ({"x.png": encoded(1)} | SAMPLES, {"a/0000.png": encoded(10)}):
+        write_tar(path, changed)
+        with pytest.raises(UnreadableError, match="was changed after it was listed"):
+            pool.image(0)
+    long = {"f" * 150 + "/" + "n" * 120 + ".png": encoded(7)}  # its name is not in the header alone
+    assert Pool.open(write_tar(tmp_path / "long.tar", long)).image(0).getpixel((0, 0)) == (7, 7, 7)
+
+
+def test_every_kind_of_source_in_one_command_with_damage_in_each(trained, tmp_path, capsys):
+    """What is whole is labeled, what is not is counted; the command ends well."""
+    run, photos = trained
+    files = sorted((photos / "pool").iterdir())
+    data = [file.read_bytes() for file in files[:12]]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(data[0])
+    (folder / "b.png").write_bytes(data[1][:40])
+    (folder / "page.jpg").write_bytes(b"<!doctype html><p>Sign in")
+    tar = write_tar(tmp_path / "s.tar", {f"{k}.png": data[k] for k in (2, 3, 4)} | {"3.jpg": data[5]})
+    tar.write_bytes(tar.read_bytes().rstrip(b"\0")[:-100])
+    parquet = write_parquet(
+        tmp_path / "s.parquet", [{"bytes": data[6], "path": None}, {"bytes": None, "path": "x"}]
+    )
+    with zipfile.ZipFile(tmp_path / "s.zip", "w") as archive:
+        archive.writestr("7.png", data[7])
+        archive.writestr("8.png", b"nothing")
+    (tmp_path / "t.csv").write_text(f"file_name;class\n{files[9]};\n")
+    sources = [folder, tar, parquet, tmp_path / "s.zip", tmp_path / "t.csv", f"file://{files[10]}"]
+    main(["predict", str(run), *map(str, sources), "--out", str(tmp_path / "labels.jsonl")])
+    rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    said = capsys.readouterr().err
+    unreadable = json.loads((tmp_path / "labels.jsonl.json").read_text())["unreadable"]
+    for name in ("b.png", "page.jpg", "s.parquet#1", "8.png"):
+        assert any(name in path for path, _ in unreadable)
+    assert f"{len(unreadable)} unreadable images" in said
+    assert "is damaged after" in said or "ends in the middle" in str(unreadable)
+    assert "whose key stands twice" in said or "is damaged after" in said
+    assert len(rows) >= 7
+    direct = json.loads((tmp_path / "labels.jsonl").read_text().splitlines()[0])
+    main(["predict", str(run), str(files[0]), "--out", str(tmp_path / "one.jsonl")])
+    alone = json.loads((tmp_path / "one.jsonl").read_text())  # in another batch
+    assert alone["in_domain"] == pytest.approx(direct["in_domain"], abs=1e-5)

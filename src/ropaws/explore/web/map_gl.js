@@ -30,6 +30,13 @@ void main() {
 }`;
 const UNIFORMS = ["center", "scale", "size", "paint"];
 
+/** Not all browsers say by the option above that the processor computes. @param {WebGL2RenderingContext} gl */
+function hasCard(gl) {
+  const named = gl.getExtension("WEBGL_debug_renderer_info");
+  const name = String(gl.getParameter(named ? named.UNMASKED_RENDERER_WEBGL : gl.RENDERER));
+  return !/swiftshader|llvmpipe|softpipe|software|basic render/i.test(name);
+}
+
 /** The program of both shaders; null if the card does not take it. @param {WebGL2RenderingContext} gl */
 function linked(gl) {
   const program = gl.createProgram();
@@ -62,7 +69,7 @@ export class GlPoints {
       depth: false,
       failIfMajorPerformanceCaveat: !slowToo,
     });
-    const program = gl && linked(gl);
+    const program = gl && (slowToo || hasCard(gl)) && linked(gl);
     return gl && program ? new GlPoints(gl, program) : null;
   }
 
