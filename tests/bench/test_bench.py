@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from ropaws.core.records import Losses
 from ropaws.methods import FixMatch, Supervised
 from ropaws.report.bench_page import _control_cells, _verdict, write_bench_page
 from tests import tiny
+from tests.bench.worker_tasks import answer, interrupted
 
 QUIET = Console(quiet=True)
 
@@ -234,19 +234,9 @@ def test_a_cell_that_fails_is_a_row_with_its_reason(data, tmp_path, monkeypatch,
     assert len(errors) == 1
 
 
-def _work(item):
-    if item == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if item == "wrong":
-        raise ValueError("no such thing")
-    if item == "bug":
-        raise ZeroDivisionError("oh")
-    return item.upper()
-
-
 def test_workers_survive_errors_and_kills():
     items = ["a", "wrong", "killed", "bug", "b"]
-    found = {items[done.number]: done for done in run_all(_work, items, workers=2, started=lambda _: None)}
+    found = {items[done.number]: done for done in run_all(answer, items, workers=2, started=lambda _: None)}
     assert found["a"].result == "A"
     assert found["b"].result == "B"
     assert found["wrong"].reason == "no such thing"
@@ -256,13 +246,9 @@ def test_workers_survive_errors_and_kills():
     assert "signal 9" in found["killed"].reason
 
 
-def _stopped(_item):
-    raise KeyboardInterrupt
-
-
 def test_a_worker_that_ctrl_c_reaches_first_stops_all():
     with pytest.raises(KeyboardInterrupt):
-        list(run_all(_stopped, [0], workers=1, started=lambda _: None))
+        list(run_all(interrupted, [0], workers=1, started=lambda _: None))
 
 
 @pytest.mark.slow

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tyro
 
 import ropaws
 from ropaws import Run
-from ropaws.cli import analyze
 from ropaws.cli.main import main
 from ropaws.methods import PAWS, RoPAWS
 from ropaws.pool import decoding, listing
@@ -55,29 +53,7 @@ def test_images_are_listed_once_and_a_second_training_decodes_none_of_the_pool(p
     decoded.clear()
     main([*command, "--out", str(photos / "again"), "--no-report"])
     assert not set(decoded) & set(pool)
-
-
-def test_the_report_of_a_training_parses_no_arguments(photos, monkeypatch, capsys):
-    """Once for what to do and once for the settings; the report after it is a function call."""
-    parsed = []
-    real = tyro.cli
-    monkeypatch.setattr(tyro, "cli", lambda *args, **kwargs: parsed.append(args[0]) or real(*args, **kwargs))
-    monkeypatch.setattr(analyze, "report", None)
-    monkeypatch.setattr(analyze, "evaluate", None)
-    arguments = ["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"),
-                 "--train.steps", "1", "--train.batch", "8", "--backbone", "small"]  # fmt: skip
-    main([*arguments, "--out", str(photos / "shown")])
-    captured = capsys.readouterr()
-    assert "No report" not in captured.err
-    assert (photos / "shown" / "report.html").exists()
-    assert [kind.__name__ for kind in parsed] == ["TrainOptions", "Train"]
-    parsed.clear()
-    main(["train", "--resume", str(photos / "shown")])
-    assert [kind.__name__ for kind in parsed] == ["TrainOptions"]
-    parsed.clear()
-    main([*arguments, "--no-report", "--out", str(photos / "bare")])
-    assert [kind.__name__ for kind in parsed] == ["TrainOptions", "Train"]
-    assert not (photos / "bare" / "report.html").exists()
+    assert not (photos / "again" / "report.html").exists()
 
 
 def own(photos, *arguments):
