@@ -353,11 +353,11 @@ def test_on_pretrained_features(data, tmp_path, monkeypatch):
     assert views["fixmatch"] == {"weak": "WeakView", "strong": "StrongView"}
 
 
-def test_equal_time(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_module, "run_all", at_once)
+def test_equal_time(data, tmp_path):
+    """In a worker process."""
     options = Bench(
         methods=("supervised", "ropaws"), data=(str(data),), labels=(2,), seeds=1, equal="time", seconds=1.0,
-        curve=1, out=tmp_path / "out",
+        curve=1, workers=1, out=tmp_path / "out",
     )  # fmt: skip
     content = run_bench(options, QUIET)
     for row in content["tables"][0]["rows"]:

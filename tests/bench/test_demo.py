@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from ropaws.bench import bench
 from ropaws.cli.main import main
 from ropaws.pool.sources import DataConfig, load_corpus
+from ropaws.recipes.protocols import FROM_SCRATCH, PROTOCOLS
 from tests.bench.test_bench import at_once
 
 
@@ -32,14 +34,22 @@ def some_garments(tmp_path_factory):
     return str(path)
 
 
+@pytest.fixture
+def small(some_garments, monkeypatch):
+    """The demo on these images, in this process."""
+    monkeypatch.setattr("ropaws.bench.demo.POOL", some_garments)
+    protocol = replace(PROTOCOLS[FROM_SCRATCH], sources=(some_garments,))
+    monkeypatch.setitem(PROTOCOLS, FROM_SCRATCH, protocol)
+    monkeypatch.setattr(bench, "run_all", at_once)
+
+
 def demo(out, *more):
     main(["demo", "--out", str(out), *more])
 
 
-def test_the_demo_compares_methods_on_features(some_garments, tmp_path, capsys, monkeypatch):
+@pytest.mark.usefixtures("small")
+def test_the_demo_compares_methods_on_features(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr("ropaws.bench.demo.POOL", some_garments)
-    monkeypatch.setattr(bench, "run_all", at_once)
     out = tmp_path / "demo"
     demo(out, "--steps", "60", "--workers", "1")
     text = capsys.readouterr().out
@@ -67,6 +77,7 @@ def test_the_demo_compares_methods_on_features(some_garments, tmp_path, capsys, 
     assert "bench of other settings" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("small")
 def test_the_demo_from_scratch_gives_all_methods_what_is_not_ropaws_own(tmp_path):
     out = tmp_path / "demo"
     demo(out, "--from-scratch", "--steps", "2", "--workers", "1")
