@@ -23,7 +23,9 @@ from ropaws.classify.class_prior import (
 from ropaws.classify.classifier import ClassifierSettings, OpenSetClassifier
 from ropaws.classify.head import LabeledRows, Points
 from ropaws.classify.in_class_share import fit_curve, in_class_share
+from ropaws.classify.pool_prior import PoolPrior, RowPass
 from ropaws.classify.soft_nn import batch_class_prior
+from ropaws.core.features import FeatureRows
 from ropaws.core.records import Support
 from ropaws.methods import PAWS, RoPAWS
 
@@ -166,6 +168,47 @@ def test_labels_most_against_the_pool_do_no_harm():
         right[choice] = (model.predict(X[rows]) == truth[rows]).mean()
     assert right["auto"] > right["labels"]
     assert right["auto"] > right["uniform"] - 0.02
+
+
+@pytest.mark.parametrize("labels", [(6, 6, 6), (22, 5, 2)])
+def test_logistic_regression_gets_the_class_prior_in_the_place_of_what_labels_pull(labels):
+    X, _, y = long_tailed(labels)  # noqa: N806
+    rows, where = torch.from_numpy(X).float(), torch.from_numpy(np.flatnonzero(y >= 0))
+    found = {}
+    for name, choice in (("uniform", "uniform"), ("given", (0.7, 0.2, 0.1))):
+        prior = PoolPrior(12, 3, len(X))
+        prior.fit(RowPass(FeatureRows(rows)), where, torch.from_numpy(y[y >= 0]), class_prior=choice)
+        found[name] = prior
+    expected = torch.tensor([0.7, 0.2, 0.1]).log() - 15 / (15 + sum(labels) / 3) * torch.tensor(labels).log()
+    changes = {
+        name: prior.log_probs(rows) - prior._even_log_probs(prior.project(rows))
+        for name, prior in found.items()
+    }
+    given = changes["given"] - changes["given"].mean(dim=1, keepdim=True)
+    torch.testing.assert_close(given, (expected - expected.mean()).expand(len(rows), 3), atol=1e-4, rtol=1e-4)
+    assert not changes["uniform"].any()
+
+
+@pytest.mark.parametrize(
+    ("y", "share"),
+    [
+        ([0, -1, -1, -1, 1, -1, -1, -1, 2, -1, -1, -1], None),  # twelve rows
+        ([0, 0, 0] + [-1] * 9, None),  # one class
+        ([0] + [-1] * 11, (0.0, 1.0)),  # one label: nothing is known of the share
+        ([0] * 4 + [1] * 4 + [2] * 4, (0.0, 1.0)),  # no pool
+    ],
+)
+def test_the_least_there_can_be_has_sensible_answers(y, share):
+    random = np.random.default_rng(0)
+    X = np.concatenate([c + 0.4 * random.normal(size=(4, 6)) for c in 2 * np.eye(6)[:3]])  # noqa: N806
+    model = RoPAWSClassifier(steps=5).fit(X, y)
+    classes = len(set(y) - {-1})
+    assert model.class_prior_.sum() == pytest.approx(1)
+    assert model.predict_proba(X).shape == (12, classes)
+    assert model.transduction_[0] == 0
+    if share is not None:
+        assert (model.in_class_share_.low, model.in_class_share_.high) == share
+    assert model.in_class_share_.doubt.startswith("The share is uncertain")
 
 
 def test_no_class_is_given_up():

@@ -122,6 +122,7 @@ DIMS = 256  # principal components in which densities are compared
 SAMPLE = 4096  # images of the pool that its density is made of
 FOLDS = 5  # of the labels, at most
 MEANS_WEIGHT = 2.0  # of class means, against the labels per class of logistic regression
+PULL_LABELS = 15.0  # labels per class at which the power of n_y is 1/2: 3/4 at five of them
 INVERSE_PENALTY = 10.0  # scikit-learn's C, on centered unit features
 BLOCK = 512  # rows that are looked at together
 
@@ -472,17 +473,26 @@ class PoolPrior(nn.Module):
     def _log_probs(self, points: Tensor) -> Tensor:
         """Logistic regression; with few labels, class means that the pool has refined have a say too.
 
-        One label per class says little about borders, but much about where the class is.   (n, d)  ->  (n, c)
+        One label per class says little about borders, but much about where the class is. Classes with more
+        labels are better known, so that more is taken for them than is of them, as if their frequency were a
+        power of n_y, the higher the fewer labels there are: p(y) comes in its place.   (n, d)  ->  (n, c)
         """
         even = self._even_log_probs(points)
-        return even if (prior := self.class_prior) is None else (even + prior.log()).log_softmax(dim=1)
+        if (prior := self.class_prior) is None:
+            return even
+        pull = PULL_LABELS / (PULL_LABELS + self._labels_per_class)
+        return (even + prior.log() - pull * self._counts.clamp_min(1).log()).log_softmax(dim=1)
 
     def _even_log_probs(self, points: Tensor) -> Tensor:
         """The same, if all classes were equally frequent."""
         regression = F.linear(points, self.weight, self.bias).log_softmax(dim=1)
         means = (points @ self.refined.T / CLASS_TEMPERATURE).log_softmax(dim=1)
-        per_class = len(self.labels) / max(1, len(self.labels.unique()))
-        return torch.lerp(means, regression, per_class / (per_class + MEANS_WEIGHT)).log_softmax(dim=1)
+        share = self._labels_per_class / (self._labels_per_class + MEANS_WEIGHT)
+        return torch.lerp(means, regression, share).log_softmax(dim=1)
+
+    @property
+    def _labels_per_class(self) -> float:
+        return len(self.labels) / max(1, len(self.labels.unique()))
 
     def estimated_share(self) -> Share:
         """Share of the pool that belongs to the classes."""
