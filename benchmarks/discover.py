@@ -9,10 +9,8 @@ known ones, and are to be found. "told": it is known which images belong to no k
 in-class probability says so, as in `ropaws discover`. Accuracy is that of the best one-to-one assignment of
 groups to classes (Hungarian), over the images that truly are of new classes. Beside: k-means given the true
 number, on 128 main directions; HDBSCAN of scikit-learn, with at least as many images per group as we ask
-for; the number of kinds by the silhouette alone, and
-by the search of GCD (Vaze et al., CVPR 2022: the number of clusters of all images
-at which the labels agree with them the most). --trials takes the classes that the table leaves out, by which
-the settings were chosen. Writes results/discover.json.
+for. --trials takes the classes that the table leaves out, by which the settings were chosen. Writes
+results/discover.json.
 """
 
 import argparse
@@ -28,7 +26,6 @@ import torch
 from feature_collections import Array, collection
 from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import HDBSCAN, KMeans
-from sklearn.metrics import silhouette_score
 from timing import write_results
 
 from ropaws.classify.pool_prior import in_class_probability
@@ -38,9 +35,8 @@ from ropaws.insight.groups import DIMS, LEAST, new_classes
 from ropaws.insight.label_choice import class_probs
 
 LABELS = 10  # per known class
-MOST = 200  # images per class
+MOST = 100  # images per class
 STARTS = 5  # of k-means
-GRID = 8  # numbers of kinds that the other estimates try
 SUPERCLASSES = (
     "beaver dolphin otter seal whale", "aquarium_fish flatfish ray shark trout",
     "orchid poppy rose sunflower tulip", "bottle bowl can cup plate",
@@ -164,8 +160,6 @@ def measured(case: Situation, in_class: torch.Tensor) -> dict[str, float]:
         "k-means": accuracy(truth, with_truth[new]),
         "hdbscan kinds": int(dense.max()) + 1,
         "hdbscan": accuracy(truth, dense[new]),
-        "silhouette kinds": _by_silhouette(points),
-        "gcd kinds": _by_labels(case, rows, unit),
         "typical purity": _purity(case, groups),
         "pool": float(new.mean()),
         "seconds": seconds,
@@ -179,32 +173,6 @@ def _purity(case: Situation, groups: Any) -> float:
         kinds = case.truth[group.members[:20].numpy()]
         shares.append(np.bincount(kinds).max() / len(kinds))
     return float(np.mean(shares)) if shares else float("nan")
-
-
-def _numbers(rows: int) -> list[int]:
-    most = max(3, min(rows // LEAST, 100))
-    return sorted(set(np.geomspace(2, most, GRID).round().astype(int).tolist()))
-
-
-def _by_silhouette(points: Array) -> int:
-    def apart(count: int) -> float:
-        found = KMeans(count, n_init=1, random_state=0).fit_predict(points)
-        return float(silhouette_score(points, found, sample_size=1500, random_state=0))
-
-    return max(_numbers(len(points)), key=apart)
-
-
-def _by_labels(case: Situation, rows: Array, unit: Array) -> int:
-    """GCD's search: k-means on labeled and out-of-class images, judged by its accuracy on the former."""
-    known = case.labels >= 0
-    every = np.concatenate([main_points(case.features).numpy()[known.numpy()], unit])
-    labels = case.labels[known].numpy()
-
-    def agreement(count: int) -> float:
-        found = KMeans(count + case.known, n_init=1, random_state=0).fit_predict(every)
-        return accuracy(labels, found[: len(labels)])
-
-    return max(_numbers(len(unit)), key=agreement)
 
 
 def cell(name: str, network: str, draw: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -231,7 +199,7 @@ def cell(name: str, network: str, draw: int, options: argparse.Namespace) -> dic
 def summary(cells: list[dict[str, Any]], way: str) -> dict[str, Any]:
     rows = [cell[way] for cell in cells]
     found: dict[str, Any] = {key: statistics.mean(row[key] for row in rows) for key in rows[0]}
-    for key in ("kinds", "hdbscan kinds", "silhouette kinds", "gcd kinds"):
+    for key in ("kinds", "hdbscan kinds"):
         found[key] = [row[key] for row in rows]
         true = cells[0]["true"]
         found[f"{key} median"] = statistics.median(found[key])
@@ -277,7 +245,7 @@ def _show(key: str, found: dict[str, Any]) -> None:
         print(
             f"{key:38} {way:6} true {found['true']:2} kinds {row['kinds']} accuracy {row['accuracy']:.3f}"
             f" k-means {row['k-means']:.3f} hdbscan {row['hdbscan kinds median']:g} {row['hdbscan']:.3f}"
-            f" silhouette {row['silhouette kinds']} gcd {row['gcd kinds']} pure {row['typical purity']:.2f}"
+            f" pure {row['typical purity']:.2f}"
             f" of new {row['pool']:.2f} {row['seconds']:.1f} s",
             flush=True,
         )

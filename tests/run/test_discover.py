@@ -253,3 +253,17 @@ def test_embedded_garments_with_default_settings(tmp_path, capsys):
     said = [p for p in more.predict(tmp_path / "pool") if p.label == "bag"]
     assert np.mean(["/8-" in p.path for p in said]) > 0.7
     assert sum("/8-" in p.path for p in said) > 30
+
+
+def test_a_link_in_the_run_folder_is_not_followed(photos, tmp_path, capsys):
+    run, _ = photos
+    (tmp_path / "elsewhere").mkdir()
+    folder = run / "new-classes"
+    if folder.exists():
+        folder.rename(tmp_path / "before")
+    folder.symlink_to(tmp_path / "elsewhere")
+    try:
+        assert "link" in fails(capsys, "discover", run)
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+    finally:
+        folder.unlink()

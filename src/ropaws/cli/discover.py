@@ -9,9 +9,10 @@ from rich.table import Table
 
 from ropaws.cli.parsing import parse, run_of
 from ropaws.cli.train import train
+from ropaws.core.files import refuse_link
+from ropaws.core.run_layout import NEW_CLASSES
 from ropaws.core.terminal import Terminal, cell, say
 from ropaws.run.discover import (
-    FOLDER,
     GROUPS,
     PAGE,
     Discovery,
@@ -93,7 +94,8 @@ def _folder(command: Discover) -> Path:
         return command.out
     if command.sources:
         raise ValueError("--out: name a folder for the groups of images that are not the run's own pool")
-    return command.run / FOLDER
+    refuse_link(command.run / NEW_CLASSES)
+    return command.run / NEW_CLASSES
 
 
 def _named(command: Discover) -> dict[int, str]:

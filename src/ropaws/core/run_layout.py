@@ -24,6 +24,7 @@ EMBEDDINGS = "embeddings.safetensors"  # what the method says of the pool and of
 EVALUATION = "evaluation.json"
 GALLERY = "gallery.json"  # thumbnails and what they show
 REPORT = "report.html"
+NEW_CLASSES = "new-classes"  # groups of likely new classes, and labels made of them
 ONNX = "model.onnx"  # what `ropaws export` writes, if no other place is named
 PT2 = "model.pt2"
 CARD = "README.md"

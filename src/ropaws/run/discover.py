@@ -30,7 +30,6 @@ from ropaws.run.results import NewClassFigures
 from ropaws.run.run import BATCH, Run, open_run
 
 SHOWN = 12  # typical images of a group that are named and shown
-FOLDER = "new-classes"  # in the run folder
 GROUPS, LABELS, ARRAYS, PAGE = "groups.csv", "labels.csv", "labels.npz", "groups.html"
 
 

@@ -210,14 +210,23 @@ class Suggestion(TypedDict):
 
 
 class NewClassFigures(TypedDict):
-    """A group of out-of-class images that may be a class of its own."""
+    """A group of out-of-class images that may be a class of its own.
 
-    group: int  # from 1, the largest first
+    Attributes:
+        group: Its number, from 1, the largest first.
+        size: Number of images.
+        nearest: The known class that most of them look like.
+        nearest_share: How many of them do.
+        images: The most typical ones: positions among the training images.
+        names: Files of these, or numbers.
+    """
+
+    group: int
     size: int
-    nearest: str  # the known class that most of its images look like
-    nearest_share: float  # how many of them do
-    images: list[int]  # the most typical ones: positions among the training images
-    names: list[str]  # files of these, or numbers
+    nearest: str
+    nearest_share: float
+    images: list[int]
+    names: list[str]
 
 
 class Evaluation(TypedDict, total=False):

@@ -947,3 +947,63 @@ def test_on_a_phone_open_filters_cover_no_button(server, opened):
         assert window.page.evaluate(hit, button), button
     assert window.page.evaluate("document.documentElement.scrollHeight") == NARROW["height"]
     assert not window.page.is_visible("#label-bar")
+
+
+# Likely new classes, and how frequent the classes are
+
+
+@SIZES
+def test_a_button_makes_a_class_of_the_typical_images_of_a_group(tmp_path, opened, viewport):
+    with served(make_pool(tmp_path / "pool"), tmp_path / "out") as (client, session):
+        ids = label_some(session, per_class=4)
+        session.label(np.flatnonzero(truth() == 0)[4:12].tolist(), ids[0], why="grid", tab="tab")
+        session.label(np.flatnonzero(truth() == OTHERS)[:4].tolist(), -2, why="grid", tab="tab")
+        client.post("/api/refit")
+        client.wait(240)
+        first = browsing.new_class_list(session)[0]
+        window = opened(client, viewport=viewport)
+        if viewport == NARROW:
+            window.page.click("#show-filters")
+        window.show("New classes")
+        if viewport == NARROW and window.page.is_visible("#filters"):
+            window.page.click("#show-filters")
+        window.page.wait_for_selector(".cluster")
+        assert window.count(".cluster-class") == 0  # a group is chosen first
+        window.page.click(".cluster >> nth=0")
+        window.page.wait_for_selector(".cluster-class")
+        count = len(first["typical"])
+        assert window.text(".cluster-class") == f"New class of the {count} most typical images…"
+        window.page.click(".cluster-class")
+        assert window.text("#picker-title") == f"Label {count} images as"
+        window.page.fill("#picker-text", "moon")
+        window.press("Enter")
+        wait_until(window, lambda: "moon" in session.answers.classes.values())
+        number = next(key for key, name in session.answers.classes.items() if name == "moon")
+        wait_until(window, lambda: (session.codes == number).sum() == count)
+        assert set(np.flatnonzero(session.codes == number).tolist()) == set(first["typical"])
+        assert window.said == []
+
+
+@SIZES
+def test_the_panel_has_a_bar_for_the_frequency_of_each_class(tmp_path, opened, viewport):
+    with served(make_pool(tmp_path / "pool"), tmp_path / "out") as (client, session):
+        ids = label_some(session, per_class=3)
+        session.label(np.flatnonzero(truth() == 0)[3:14].tolist(), ids[0], why="grid", tab="tab")
+        session.rename_class(ids[1], "a name that is wide " * 4, tab="tab")
+        client.post("/api/refit")
+        client.wait(240)
+        window = opened(client, viewport=viewport)
+        found = client.state()["panel"]["frequencies"]
+        if viewport is NARROW:
+            window.page.click("#tabs [data-tab=panel]")
+        bars = window.page.locator(".frequencies li")
+        bars.first.scroll_into_view_if_needed()
+        assert bars.count() == len(found) == len(NAMES)
+        for bar, each in zip(bars.all(), found, strict=True):
+            low, high = round(100 * each["low"]), round(100 * each["high"])
+            assert f"({low} to {high}%)" in bar.inner_text()
+            box, row = bar.locator(".bar").bounding_box(), bar.bounding_box()
+            assert box["width"] >= 60
+            assert box["x"] + box["width"] <= row["x"] + row["width"]
+        assert window.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert window.said == []
