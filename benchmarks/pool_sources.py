@@ -33,7 +33,7 @@ from ropaws.pool.decoding import read_squares
 from ropaws.pool.listing import Pool
 from ropaws.pool.square_cache import SquareCache
 
-SIZE, SHARDS, TURNS = 224, 4, 5
+SIZE, SHARDS, TURNS = 224, 4, 3
 
 
 def make_sources(folder: Path, images: int) -> dict[str, str]:
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--images", type=int, default=2000, help="a multiple of 1,000")
+    parser.add_argument("--images", type=int, default=2000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         found = measure(Path(temporary), options.images)

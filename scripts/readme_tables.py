@@ -844,6 +844,77 @@ def explore_map() -> str:
     return f"{head}\n\n{table(rows)}\n\nMilliseconds of what the page computes besides:\n\n{table(rest)}"
 
 
+def million() -> str:
+    found = read("million")["images"]
+    stages = [stage for stage in ("check", "embed", "train", "predict", "suggest", "explore")
+              if any(stage in measured for measured in found.values())]  # fmt: skip
+    rows = [["images", *stages]]
+    for images, measured in found.items():
+        cells = (measured.get(stage) for stage in stages)
+        shown = (f"{cell['seconds']:,.0f} s, {cell['megabytes']:,} MB" if cell else "-" for cell in cells)
+        rows.append([f"{int(images):,}", *shown])
+    load = max(cell["load_average"] for measured in found.values() for cell in measured.values())
+    return (
+        "Seconds and peak memory of each command with its workers: small JPEGs in tar shards, small network,"
+        f" one thread beside other programs (load average up to {load:.0f}); `python benchmarks/million.py`."
+        " A million images were not run.\n\n" + table(rows)
+    )
+
+
+def near_duplicates() -> str:
+    rows = [["rows", "near duplicates", "by all pairs", "neighbors by the index", "its recall"]]
+    for count, found in read("near_duplicates")["rows"].items():
+        pairs = f"{found['all_pairs']:g}" if "all_pairs" in found else "-"
+        cells = (f"{found['boxes']:g}", pairs, f"{found['index']:g}", f"{found['index_recall']:.1%}")
+        rows.append([f"{int(count):,}", *cells])
+    return (
+        "Seconds of one core (`python benchmarks/near_duplicates.py`, 256 dimensions). Near duplicates are"
+        " found exactly; neighbors in tables are exact up to 100,000 images, above that by the index:\n\n"
+        + table(rows)
+    )
+
+
+def pool_sources() -> str:
+    found = read("pool_sources")["images_per_second"]
+    rows = [["source", "images per second"], *([name, f"{speed:,}"] for name, speed in found.items())]
+    return (
+        "Listing, decoding and scaling JPEGs of 256 x 192 in one process, in turns beside other programs, and"
+        " the loaders of webdataset and datasets on the same files (`python benchmarks/pool_sources.py`):\n\n"
+        + table(rows)
+    )
+
+
+def ray_scale() -> str:
+    found = read("ray_scale")
+    rows = [["", "seconds", "of these to start", "images per second after it"]]
+    for way, took in found["ways"].items():
+        start, speed = took["seconds_of_one_image"], took["images_per_second_after_the_start"]
+        rows.append([way, f"{took['seconds']:.0f}", f"{start:.0f}", f"{speed:,}"])
+    return (
+        f"{found['images']:,} small images on two cores that other programs used as well (load average"
+        f" {found['load_average']:.0f}; `python benchmarks/ray_scale.py`):\n\n" + table(rows)
+    )
+
+
+BILLION, WORKERS = 1_000_000_000, 64
+PRICES = {"a CPU core": 0.05, "a GPU": 1.0}  # dollars an hour, assumed
+
+
+def billion() -> str:
+    """Arithmetic alone: nothing of it is measured."""
+    costs = [f"dollars, {worker} at {price:g} an hour" for worker, price in PRICES.items()]
+    rows = [["images per second of a worker", "worker hours", f"days of {WORKERS} workers", *costs]]
+    for speed in (50, 500, 5000):
+        hours = BILLION / speed / 3600
+        dollars = (f"{hours * price:,.0f}" for price in PRICES.values())
+        rows.append([f"{speed:,}", f"{hours:,.0f}", f"{hours / WORKERS / 24:.1f}", *dollars])
+    features, labels = BILLION * 384 * 2 / 1e12, BILLION * 100 / 1e12
+    return (
+        f"{table(rows)}\n\nFeatures of 384 numbers in half precision take {features:.2f} TB, labels of about"
+        f" 100 bytes {labels:.1f} TB."
+    )
+
+
 def explore_refit() -> str:
     found = read("explore_refit")["seconds"]
     names = list(next(iter(found.values())))
@@ -902,6 +973,11 @@ SECTIONS = {
     "time-to-accuracy": time_to_accuracy,
     "explore-map": explore_map,
     "explore-refit": explore_refit,
+    "million": million,
+    "near-duplicates": near_duplicates,
+    "pool-sources": pool_sources,
+    "ray-scale": ray_scale,
+    "billion": billion,
     "label-errors": label_errors,
     "accuracy-in-class": lambda: accuracy_estimate("in-class"),
     "accuracy-overall": lambda: accuracy_estimate("overall"),

@@ -1,6 +1,12 @@
 """Formats that other tools open: what is in them, and what cannot be combined."""
 
+import contextlib
 import json
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 from xml.etree import ElementTree
@@ -13,7 +19,7 @@ import torch
 
 from ropaws.cli.main import main
 from ropaws.insight.pool_map import pool_map
-from ropaws.run.output_formats import Output, write_labels
+from ropaws.run.output_formats import FIELDS, Output, write_labels
 from ropaws.run.predict import HeldRows
 from tests.photos import NAMES, fails
 
@@ -173,3 +179,29 @@ def test_held_rows_are_read_back_from_memory_and_from_disk(monkeypatch):
         held.add(rows[20:])
         assert torch.equal(held.rows(), rows)
         held.close()
+
+
+def test_embedding_atlas_opens_the_table(tmp_path):
+    """Apple's viewer starts on it, with our map and our neighbors."""
+    pytest.importorskip("embedding_atlas")
+    points = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
+    rows = [dict.fromkeys(FIELDS) | {"path": f"{number}.png", "label": "cat"} for number in range(60)]
+    write_labels(tmp_path / "t.parquet", rows, Output("parquet", ("cat",), lambda: pool_map(points)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ("--x", "x", "--y", "y", "--neighbors", "neighbors", "--port", str(port))
+    command = [sys.executable, "-m", "embedding_atlas.cli", str(tmp_path / "t.parquet"), *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(240):
+            with contextlib.suppress(OSError):
+                reply = urllib.request.urlopen(f"http://127.0.0.1:{port}/data/metadata.json", timeout=5)
+                break
+            time.sleep(0.5)
+        data = json.loads(reply.read())["props"]["data"]
+    finally:
+        process.terminate()
+        process.wait()
+    assert data["projection"] == {"x": "x", "y": "y"}
+    assert data["neighbors"] == "neighbors"

@@ -33,7 +33,7 @@ class TarMember(NamedTuple):
 
     def encoded(self) -> bytes:
         """The image as it is stored."""
-        return _bytes_at(self.file, self.offset, self.size)
+        return _bytes_at(self.file, self.name, self.offset, self.size)
 
 
 class ParquetRow(NamedTuple):
@@ -121,7 +121,7 @@ def _label_of(path: Path, key: str, ending: str, member: tarfile.TarInfo) -> dic
     most = LABEL_FILE if ending == "cls" else JSON_FILE.value
     if member.size > most:
         return {}
-    text = _bytes_at(path, member.offset_data, member.size).decode("utf-8", "replace").strip()
+    text = _bytes_at(path, member.name, member.offset_data, member.size).decode("utf-8", "replace").strip()
     found: Any = text
     if ending == "json":
         with contextlib.suppress(ValueError, RecursionError):
@@ -132,11 +132,19 @@ def _label_of(path: Path, key: str, ending: str, member: tarfile.TarInfo) -> dic
     return {key: class_name(str(found))} if str(found).strip() else {}
 
 
-def _bytes_at(path: Path, offset: int, size: int) -> bytes:
+def _bytes_at(path: Path, name: str, offset: int, size: int) -> bytes:
+    """A member that was listed, if it is still there: its own header stands right before it."""
     IMAGE_FILE.check(size, path)
     with open_source(path) as file:
-        file.seek(offset)
-        data = file.read(size)
+        file.seek(offset - tarfile.BLOCKSIZE)
+        head, data = file.read(tarfile.BLOCKSIZE), file.read(size)
+    try:
+        info = tarfile.TarInfo.frombuf(head, tarfile.ENCODING, "surrogateescape")
+        same = info.size == size and (info.name == name or len(name) >= tarfile.LENGTH_NAME)
+    except tarfile.HeaderError:
+        same = False
+    if not same:
+        raise OSError(f"{path} was changed after it was listed; try again when it is complete")
     if len(data) < size:
         raise OSError(f"{path} ends in the middle of an image; copy it again")
     return data

@@ -103,7 +103,7 @@ export function maskOf(filter, columns) {
   if (!tests.length && !filter.ids) return null;
   const mask = new Uint8Array(columns.n).fill(filter.ids ? 0 : 1);
   for (const i of filter.ids ?? []) mask[i] = 1;
-  for (let i = 0; i < columns.n; i++) if (mask[i] && !tests.every((test) => test(i))) mask[i] = 0;
+  for (const test of tests) for (let i = 0; i < columns.n; i++) if (mask[i] && !test(i)) mask[i] = 0;
   return mask;
 }
 
@@ -130,7 +130,9 @@ function testsOf(filter, columns) {
 
 /** @param {Uint8Array} bytes @param {[number, number]} range @returns {(i: number) => boolean} */
 function within(bytes, [low, high]) {
-  return (i) => bytes[i] / 255 >= low - 0.002 && bytes[i] / 255 <= high + 0.002; // a byte is 0.004 wide
+  const isInside = (/** @type {number} */ v) => v / 255 >= low - 0.002 && v / 255 <= high + 0.002;
+  const kept = Uint8Array.from({ length: 256 }, (_, v) => Number(isInside(v))); // a byte is 0.004 wide
+  return (i) => kept[bytes[i]] === 1;
 }
 
 /** @param {Filter} filter @param {{id: number, name: string}[]} classes */
