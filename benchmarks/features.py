@@ -134,6 +134,8 @@ def main() -> None:
     parser.add_argument("--labels", nargs="+", type=int, choices=LABELS, default=list(LABELS))
     parser.add_argument("--share", default="1/1")
     parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--out", metavar="NAME", help="of the file in results")
+    parser.add_argument("--commit", default=_commit(), help="that the cells were measured with")
     Network.add_options(parser)
     options = parser.parse_args()
     if (own := options.backbone != LITE0.backbone) and options.only == list(TABLE):
@@ -143,12 +145,12 @@ def main() -> None:
     run_cells(options)
     names = [name for name, task in TABLE.items() if not own or task.inside.collection in SOURCES]
     if rows := summarize(options.work, names):
-        made = {"views": options.views, "commit": _commit(), "rows": rows}
-        write_results(f"features_{options.backbone}" if own else "features", made)
+        made = {"views": options.views, "commit": options.commit, "rows": rows}
+        write_results(options.out or (f"features_{options.backbone}" if own else "features"), made)
 
 
 def _commit() -> str:
-    """Of the code that was measured."""
+    """Of the code that measures."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

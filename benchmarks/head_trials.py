@@ -1,10 +1,12 @@
 """What a head on features is best trained with, on data that is in no table.
 
 python benchmarks/head_trials.py --data FOLDER [--work FOLDER] [--only VARIANT ...] [--share 1/2]
+    [--tasks NAME ...] [--backbone dinov2-small --init FILE --views 0]
 
 Six settings (TRIALS in feature_tasks.py) with 4 labels per class. The variants differ in one thing from what
 RoPAWSClassifier does. Accuracy, ECE and AUROC on test rows; every cell is a file below --work, so the trials
-can be interrupted and shared among processes. Writes results/head_trials.json.
+can be interrupted and shared among processes. Writes results/head_trials.json, on another backbone (with a
+--work of its own) results/head_trials_BACKBONE.json.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from feature_collections import LITE0, Network
 from feature_rivals import Answer, Problem, logistic_regression, oslo, problem
 from feature_tasks import TRIALS, load
 from features import cell_file, figures
@@ -44,6 +47,7 @@ VARIANTS: dict[str, Variant] = {
     "default": Variant(),
     "no head": Variant({"head": None}),
     "no logistic regression": Variant({"regression_share": 0.0}),
+    "more logistic regression": Variant({"regression_share": 0.75}),
     "prior by distance": Variant({"prior": "distance"}),
     "no prior": Variant({"prior": None}),
     "me-max over all images": Variant(training={"OBJECTIVE": replace(OBJECTIVE, reweight_entropy=False)}),
@@ -78,14 +82,14 @@ RIVALS: dict[str, Callable[[Problem], Answer]] = {"logistic regression": logisti
 
 def run_cells(options: argparse.Namespace) -> None:
     part, of = map(int, options.share.split("/"))
-    cells = [(v, n, k, s) for v in options.only for n in TRIALS for k in LABELS for s in range(DRAWS)]
+    cells = [(v, n, k, s) for v in options.only for n in options.tasks for k in LABELS for s in range(DRAWS)]
     tasks = {}
     for variant, name, labels, seed in cells[part - 1 :: of]:
         path = cell_file(options.work / "trials", f"{variant} {name}", labels, seed)
         if path.exists():
             continue
         if name not in tasks:
-            tasks[name] = load(TRIALS[name], options.data, options.work)
+            tasks[name] = load(TRIALS[name], options.data, options.work, Network.chosen(options))
         if np.bincount(tasks[name].truth[tasks[name].truth >= 0]).min() <= labels:
             continue  # nothing of the class would be left in the pool
         p = problem(tasks[name], labels, seed)
@@ -122,12 +126,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, default=Path("runs/features"))
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="VARIANT")
+    parser.add_argument("--tasks", nargs="+", choices=TRIALS, default=list(TRIALS), metavar="NAME")
     parser.add_argument("--share", default="1/1")
+    Network.add_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     run_cells(options)
-    write_results("head_trials", {"draws": DRAWS, "variants": summarize(options.work)})
+    own = "" if options.backbone == LITE0.backbone else f"_{options.backbone}"
+    write_results(f"head_trials{own}", {"draws": DRAWS, "variants": summarize(options.work)})
 
 
 if __name__ == "__main__":

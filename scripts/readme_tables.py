@@ -537,6 +537,27 @@ def _signed(values: list[float]) -> str:
     return f"{sum(values) / len(values):+.1f} ({min(values):+.1f} to {max(values):+.1f})"
 
 
+def both_backbones() -> str:
+    """Logistic regression, the best rival and ours on both networks, by the same code on the same labels."""
+    results = {"DINOv2-S": DINOV2, "Lite0": "features_one_view"}
+    found = {name: {row[:2]: row[2] for row in feature_rows(result)} for name, result in results.items()}
+    columns = ("LR", "best rival", "ours")
+    rows = [["setting", "labels", *(f"{column}, {name}" for name in found for column in columns)]]
+    for key in dict.fromkeys(key for each in found.values() for key in each):
+        cells: list[str] = []
+        for each in found.values():
+            cells += ["-"] * len(columns) if key not in each else _against_the_best(each[key])
+        rows.append([*key, *cells])
+    return table(rows)
+
+
+def _against_the_best(found: dict) -> list[str]:
+    methods, rival = found["methods"], found["best_rival"]["accuracy"]["rival"]
+    ours, best = (methods[name]["accuracy"] for name in (OURS, rival))
+    words = f"{best:.1f} {SHORT.get(rival, rival)}"
+    return [f"{methods['logistic regression']['accuracy']:.1f}", words, _bold(f"{ours:.1f}", ours >= best)]
+
+
 def two_backbones() -> str:
     """Accuracy of two networks alone and together."""
     rows = [["images", "network", "LR, 1 / 4 / 25 labels", "ours, 1 / 4 / 25 labels"]]
@@ -992,6 +1013,7 @@ SECTIONS = {
     "features-auroc": lambda: feature_table("auroc"),
     "features-calibration": feature_calibration,
     "features-bar": feature_bar,
+    "both-backbones": both_backbones,
     "dinov2-accuracy": lambda: feature_table("accuracy", DINOV2),
     "dinov2-auroc": lambda: feature_table("auroc", DINOV2),
     "dinov2-calibration": lambda: feature_calibration(DINOV2),
