@@ -479,7 +479,9 @@ def feature_calibration(results: str = LITE0) -> str:
                 f"{methods['logistic regression']['ece']:.1f}",
                 f"{ours['fpr95']:.1f}" if "fpr95" in ours else "-",
                 f"{min(rivals):.1f}" if rivals else "-",
-                spread([ours["share"], ours["share_deviation"]]),
+                f"{ours['share']:.1f}"
+                if found.get("draws") == 1
+                else spread([ours["share"], ours["share_deviation"]]),
                 f"{ours['true_share']:.0f}",
                 f"{ours['seconds']:.0f}",
             ]
