@@ -1,7 +1,7 @@
 """Does the flag find what is out-of-class, and does the share hold? Many small pools with known truth.
 
 python benchmarks/flag_and_share.py --data FOLDER --work FOLDER [--draws 10] [--trials]
-    [--backbone dinov2-small --init FILE --views 0]
+    [--backbone dinov2-small --init FILE --views 0] [--measured]
 
 From the settings of features.py that have images of no class, pools are drawn of 100, 300, 1,000 or 2,000
 unlabeled images, of which 20 to 100 % are in-class, with classes that are equally frequent or ten times
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--cells", type=Path, help="where what was measured is kept, by default below --work")
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--trials", action="store_true")
+    parser.add_argument("--measured", action="store_true", help="tables of what has been measured alone")
     parser.add_argument("--only", nargs="+", choices=[*TABLE, *TRIALS])
     Network.add_options(parser)
     options = parser.parse_args()
@@ -171,6 +172,8 @@ def main() -> None:
     groups: dict[str, list[dict[str, Any]]] = {}
     for task, kind, labels, draw in draws(options):
         path = cells / f"{task}, {kind}, {labels}, {draw}.json"
+        if not path.exists() and options.measured:
+            continue
         if not path.exists():
             if task not in data:
                 tasks = TRIALS if options.trials else TABLE
