@@ -1,7 +1,7 @@
 """Likely new classes: how many kinds are found among the out-of-class images, and how pure the groups are.
 
 python benchmarks/discover.py --data FOLDER --work lite0=FOLDER dinov2-s=FOLDER [--only garments ...]
-    [--draws 3] [--cells FOLDER] [--trials]
+    [--draws 3] [--cells FOLDER] [--kept] [--trials]
 
 Each FOLDER of --work is one of feature_collections.py, whose features are used. In each draw some of the
 classes are known, with LABELS labels each; the other ones are in the pool beside the unlabeled images of the
@@ -182,6 +182,8 @@ def cell(name: str, network: str, draw: int, options: argparse.Namespace) -> dic
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
         return found
+    if options.kept:
+        raise FileNotFoundError(f"draw {draw} is not there yet")
     setting = SETTINGS[name]
     case = situation(setting, images(setting, name, options.data, work, trials=options.trials), draw)
     told = torch.from_numpy(case.truth < case.known).float()
@@ -217,6 +219,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=SETTINGS, default=tuple(SETTINGS))
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--trials", action="store_true")
+    parser.add_argument("--kept", action="store_true", help="write the table of the draws that are there")
     options = parser.parse_args()
     options.work = {name: Path(place) for name, place in (given.split("=") for given in options.work)}
     torch.set_num_threads(1)
@@ -226,10 +229,14 @@ def main() -> None:
         for network in options.work:
             if SETTINGS[name].collection == "digits" and network != next(iter(options.work)):
                 continue  # pixels are their features
-            try:
-                cells = [cell(name, network, draw, options) for draw in range(options.draws)]
-            except FileNotFoundError as error:
-                print(f"left out {name}, {network}: {error}")
+            cells = []
+            for draw in range(options.draws):
+                try:
+                    cells.append(cell(name, network, draw, options))
+                except FileNotFoundError as error:
+                    print(f"left out {name}, {network}: {error}")
+                    break
+            if not cells:
                 continue
             key = f"{name}, {'pixels' if SETTINGS[name].collection == 'digits' else network}"
             settings[key] = {"true": cells[0]["true"], "draws": len(cells)}

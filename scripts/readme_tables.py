@@ -706,16 +706,15 @@ def flag_and_share() -> str:
 
 def discover() -> str:
     """Found and true number of kinds, and accuracy beside k-means with the true number and HDBSCAN."""
-    head = ["images, features", "out-of-class", "kinds", "found", "within 20 %"]
+    head = ["images, features", "out-of-class", "kinds", "found, by draw"]
     rows = [[*head, "accuracy", "k-means, true number", "HDBSCAN finds", "HDBSCAN"]]
     for name, found in read("discover")["settings"].items():
         for way in ("told", "judged"):
             row = found[way]
             kinds = ", ".join(map(str, row["kinds"]))
-            near = f"{100 * row['kinds near']:.0f} %"
             ours, given = (f"{100 * row[key]:.1f}" for key in ("accuracy", "k-means"))
             dense = [f"{row['hdbscan kinds median']:g}", f"{100 * row['hdbscan']:.1f}"]
-            rows.append([name, way, str(found["true"]), kinds, near, ours, given, *dense])
+            rows.append([name, way, str(found["true"]), kinds, ours, given, *dense])
     return table(rows)
 
 

@@ -53,7 +53,7 @@ def test_kinds_within_kinds_are_as_fine_as_the_classes():
 
 
 def test_members_are_ordered_by_typicality_and_groups_by_size():
-    points, _, labels, in_class, probs = pool([40, 40, 20, 60, 30], known=2)
+    points, _, labels, in_class, probs = pool([40, 40, 20, 60, 30], known=2, spread=0.08)
     found = new_classes(points, labels, in_class, probs)
     assert [len(group.members) for group in found] == [60, 30, 20]
     for group in found:

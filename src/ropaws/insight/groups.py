@@ -20,7 +20,8 @@ TREE = 4000  # rows that are joined to a tree, at most: its time is quadratic
 LEAST = 10  # rows that a new class needs
 LEAST_VARIED, MOST_VARIED = 0.1, 0.5  # by which kinds may be wider or narrower than the classes
 RANDOM_STARTS = 5  # of k-means, beside that from Ward's tree
-TRIED = 9  # numbers of kinds whose clusters are compared
+TRIED = 24  # numbers of kinds whose clusters are compared
+ENOUGH = 0.97  # of the best silhouette
 
 
 class Clusters(NamedTuple):
@@ -196,18 +197,15 @@ class Tree:
         return low if self.spread(low) * self.spread(high) < spread**2 else high
 
     def best(self, fewest: int, most: int) -> int:
-        """The number of clusters that are the farthest apart for their size, by their silhouette."""
+        """The smallest number of clusters that are about as far apart for their size, by their silhouette, as
+        any: one kind that is cut in two is nearly as far apart.
+        """
         if most < 2:
             return 1
-        apart: dict[int, float] = {}
-        low, high = max(2, fewest), most
-        while True:  # a coarse search, then finer ones around the best
-            tried = np.unique(np.geomspace(low, high, TRIED).round().astype(int)).tolist()
-            apart |= {count: self._apart(count) for count in tried if count not in apart}
-            place = tried.index(max(tried, key=lambda count: apart[count]))
-            if high - low < TRIED:
-                return max(apart, key=lambda count: apart[count])
-            low, high = tried[max(0, place - 1)], tried[min(len(tried) - 1, place + 1)]
+        tried: list[int] = np.unique(np.geomspace(max(2, fewest), most, TRIED).round().astype(int)).tolist()
+        apart = {count: self._apart(count) for count in tried}
+        enough = max(apart.values()) - (1 - ENOUGH) * abs(max(apart.values()))
+        return next(count for count in tried if apart[count] >= enough)
 
     def _apart(self, count: int) -> float:
         from sklearn.metrics import silhouette_score
