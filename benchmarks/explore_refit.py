@@ -18,11 +18,11 @@ from timing import read_results, write_results
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting
 from ropaws.explore.fitting import Answered
-from ropaws.insight import neighbors, pool_map
+from ropaws.insight import pool_map
 
 SIZES = (1_000, 10_000, 100_000)
 CLASSES, LABELS, DIMS = 10, 8, 256
-WHAT = ("first suggestions", "refit", "accuracy estimate", "map", "near duplicates")
+WHAT = ("first suggestions", "refit", "accuracy estimate", "map")  # near_duplicates.py has the rest
 
 
 def main() -> None:
@@ -52,7 +52,6 @@ def measured(images: int, wanted: Sequence[str]) -> dict[str, float]:
         "refit": refit,
         "accuracy estimate": lambda: fitting.estimate(points, answered, fitted, lambda *_: None),
         "map": lambda: pool_map.full_map(points),
-        "near duplicates": lambda: neighbors.near_duplicates(points),
     }
     seconds = {}
     for name in wanted:

@@ -925,11 +925,11 @@ PRICES = {"a CPU core": 0.05, "a GPU": 1.0}  # dollars an hour, assumed
 def billion() -> str:
     """Arithmetic alone: nothing of it is measured."""
     costs = [f"dollars, {worker} at {price:g} an hour" for worker, price in PRICES.items()]
-    rows = [["images per second of a worker", "worker hours", f"days of {WORKERS} workers", *costs]]
+    rows = [["images per second of a worker", "worker hours", f"hours of {WORKERS} workers", *costs]]
     for speed in (50, 500, 5000):
         hours = BILLION / speed / 3600
         dollars = (f"{hours * price:,.0f}" for price in PRICES.values())
-        rows.append([f"{speed:,}", f"{hours:,.0f}", f"{hours / WORKERS / 24:.1f}", *dollars])
+        rows.append([f"{speed:,}", f"{hours:,.0f}", f"{hours / WORKERS:.1f}", *dollars])
     features, labels = BILLION * 384 * 2 / 1e12, BILLION * 100 / 1e12
     return (
         f"{table(rows)}\n\nFeatures of 384 numbers in half precision take {features:.2f} TB, labels of about"
