@@ -127,9 +127,9 @@ def share_interval(
 
     With a gap the share is what lies above it; below the range are classes that no label has shown, of which
     there may be as many as there are labels that are alone in their class (Good and Turing). Without one, the
-    best bin is drawn to a NEUTRAL share, the more so the fewer labels per class there are; the range is that of other
-    draws of as many labels (bootstrap), and what was found to be missing from it on pools whose share is
-    known: most of all below, as images of no class that look like the classes are counted for them.
+    best bin is drawn to a NEUTRAL share, the more so the fewer labels there are per class; the range is that
+    of other draws of as many labels (bootstrap), and what was found to be missing from it on pools whose
+    share is known: most of all below, as images of no class that look like the classes are counted for them.
 
     Args:
         pool: As for in_class_share.
