@@ -11,7 +11,6 @@ from ropaws import RoPAWSClassifier
 from ropaws.classify import head
 from ropaws.classify.class_prior import (
     NOISE,
-    SIGNAL,
     bounded,
     checked_class_prior,
     labels_agree,
@@ -143,11 +142,10 @@ def test_few_labels_that_differ_by_chance_say_that_classes_are_equal():
 
 def test_small_differences_are_noise_where_labels_are_equal():
     assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1).tolist() == pytest.approx([1 / 3] * 3)
-    found, distance = torch.tensor([0.8, 0.16, 0.04]), 0.8 - 1 / 3 + 1 / 3 - 0.16 + 1 / 3 - 0.04
-    middle = distance / ((NOISE + SIGNAL) / 2)  # an error at which half of it is kept
-    expected = np.array([0.8, 0.16, 0.04]) ** 0.5
-    assert shrunk(found, middle).tolist() == pytest.approx(expected / expected.sum(), abs=1e-5)
-    assert shrunk(found, 0.2).tolist() == pytest.approx(found.tolist())
+    found = shrunk(torch.tensor([0.8, 0.16, 0.04]), 0.2)
+    distance = 0.8 - 1 / 3 + 1 / 3 - 0.16 + 1 / 3 - 0.04
+    expected = np.array([0.8, 0.16, 0.04]) ** (1 - (NOISE * 0.2 / distance) ** 2)
+    assert found.tolist() == pytest.approx(expected / expected.sum())
     # Where every prediction is right, what is found is the truth.
     assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.0).tolist() == pytest.approx([0.3, 0.36, 0.34])
 

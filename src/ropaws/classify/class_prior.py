@@ -17,9 +17,7 @@ CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
 # Of the center in EM, against all in-class images of the pool: of equal classes, and of the labels' counts.
 EVEN_STRENGTH, LABEL_STRENGTH = 0.1, 1.0
-# L1 distance to equal classes for each wrong prediction: a balanced pool may show the first, and none
-# shows the second.
-NOISE, SIGNAL = 1.3, 1.6
+NOISE = 1.4  # L1 distance to equal classes that is found of a balanced pool, for each wrong prediction
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
 SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
@@ -94,15 +92,14 @@ def sampled(counts: Tensor) -> Tensor:
 
 
 def shrunk(frequencies: Tensor, error: float) -> Tensor:
-    """Equal classes where the difference may be an error of the predictions, else as found.
+    """Closer to equal classes, as James and Stein's estimate: predictions are not perfect.
 
-    (c p(y))^g, where g rises from 0 to 1 as L1 distance to equal classes / error does from NOISE to SIGNAL
+    (c p(y))^g with g = 1 - (NOISE error / L1 distance to equal classes)^2, or 0.   (c,)  ->  (c,) sums to 1
     error: expected share of wrong predictions among those that the frequencies were counted on
-    (c,)  ->  (c,) sums to 1
     """
     distance = float((frequencies - 1 / len(frequencies)).abs().sum())
-    kept = (distance / error - NOISE) / (SIGNAL - NOISE) if error > 0 else 1.0
-    found = frequencies ** max(0.0, min(1.0, kept))
+    noise = NOISE * error
+    found = frequencies ** (1 - (noise / distance) ** 2 if distance > noise else 0.0)
     return found / found.sum()
 
 

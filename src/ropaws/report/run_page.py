@@ -157,7 +157,13 @@ def suggestions(files: RunFiles) -> Markup:
 
 def new_classes(files: RunFiles) -> Markup:
     found = files.found("new_classes")
-    return section("new_classes", run=shlex.quote(str(files.run)), found=found, thumbnail=files.thumbnail)
+    return section(
+        "new_classes",
+        run=shlex.quote(str(files.run)),
+        images=bool(files.thumbnails),
+        found=found,
+        thumbnail=files.thumbnail,
+    )
 
 
 def write_groups_page(
@@ -168,7 +174,11 @@ def write_groups_page(
     thumbnails: data URIs by position; images: how many were looked at
     """
     content = section(
-        "new_classes", run=None, found=groups, thumbnail=lambda key: thumbnails.get(int(key.split("/")[1]))
+        "new_classes",
+        run=None,
+        images=True,
+        found=groups,
+        thumbnail=lambda key: thumbnails.get(int(key.split("/")[1])),
     )
     about = f"likely new classes among {images:,} images"
     write_page(path, fill("groups.html", name=name, about=about, content=content))
