@@ -82,9 +82,12 @@ def test_a_run_on_two_networks_predicts_explores_and_is_finetuned(init, tmp_path
     from_files = ropaws.predict(run, photos / "test")
     arrays = np.stack([np.asarray(ropaws.Pool.open(photos / "test").image(row)) for row in range(18)])
     from_memory = ropaws.predict(run, arrays)
-    assert [found.nearest_class for found in from_files] == [found.nearest_class for found in from_memory]
-    differences = [abs(a.in_domain - b.in_domain) for a, b in zip(from_files, from_memory, strict=True)]
-    assert max(differences) < 0.05  # arrays of 36 px are decoded once for both networks, files for each
+    # Arrays of 36 px are decoded once for both networks, files for each: near-ties may differ.
+    files, memory = (
+        [[*found.probabilities, found.in_domain] for found in each] for each in (from_files, from_memory)
+    )
+    np.testing.assert_allclose(files, memory, atol=0.08)
+    assert sum(max(found.probabilities) > 0.9 for found in from_files) >= 9
     assert len(pool_of_run(ropaws.Run(run)).points) == 45
     ropaws.finetune(run, linear=True, rates=[0.1], epochs=[2], console=QUIET)
     assert len(ropaws.predict(run / "linear", photos / "test")) == 18
