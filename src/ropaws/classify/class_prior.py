@@ -1,10 +1,11 @@
 """How frequent each class is among the in-class images of the pool: given, read off the labels, or estimated.
 
 Labels that are equally many per class were chosen to be so and say nothing of the pool; unequal ones are most
-often a random sample of it. The pool itself says the rest: labels are propagated through it, and EM finds the
-frequencies at which its predictions are consistent.
+often a random sample of it. The pool itself says the rest: labels are propagated through it, every class with
+the same weight, and the images that each class gets are counted.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -15,9 +16,7 @@ from torch import Tensor
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
-# Of the center in EM, against all in-class images of the pool: of equal classes, and of the labels' counts.
-EVEN_STRENGTH, LABEL_STRENGTH = 0.1, 1.0
-NOISE = 1.4  # L1 distance to equal classes that is found of a balanced pool, for each wrong prediction
+NOISE = 0.9  # distance to equal classes, in standard errors, up to which a pool is taken for balanced
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
 SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
@@ -92,15 +91,26 @@ def sampled(counts: Tensor) -> Tensor:
 
 
 def shrunk(frequencies: Tensor, error: float) -> Tensor:
-    """Closer to equal classes, as James and Stein's estimate: predictions are not perfect.
+    """Frequencies drawn to equal classes by what chance explains of the difference.
 
-    (c p(y))^g with g = 1 - (NOISE error / L1 distance to equal classes)^2, or 0.   (c,)  ->  (c,) sums to 1
-    error: expected share of wrong predictions among those that the frequencies were counted on
+    (c p(y))^g with g = 1 - (NOISE error / |p - 1/c|)^4, or 0.   (c,)  ->  (c,) sums to 1
+    error: standard error of the frequencies, over all classes together, as jackknife_error finds it
     """
-    distance = float((frequencies - 1 / len(frequencies)).abs().sum())
+    distance = float((frequencies - 1 / len(frequencies)).norm())
     noise = NOISE * error
-    found = frequencies ** (1 - (noise / distance) ** 2 if distance > noise else 0.0)
+    found = frequencies ** (1 - (noise / distance) ** 4 if distance > noise else 0.0)
     return found / found.sum()
+
+
+def jackknife_error(left_out: Tensor) -> float:
+    """Standard error of frequencies that were found once more without each of k parts of the labels.
+
+    sqrt((k - 1) / k sum_j |p_j - mean p|^2)   (k, c)  ->  infinite for fewer than two parts
+    """
+    parts = len(left_out)
+    if parts < 2:
+        return math.inf
+    return math.sqrt((parts - 1) / parts * float((left_out - left_out.mean(dim=0)).square().sum()))
 
 
 def labels_agree(counts: Tensor, frequencies: Tensor) -> bool:

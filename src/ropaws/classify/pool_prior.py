@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ropaws import equations as eq
 from ropaws.classify.class_prior import (
-    EVEN_STRENGTH,
-    LABEL_STRENGTH,
     ClassPrior,
     ClassPriorChoice,
     bounded,
+    jackknife_error,
     labels_agree,
     shrunk,
+    smoothed,
     starting_class_prior,
     with_interval,
 )
@@ -38,8 +38,8 @@ from ropaws.classify.in_class_share import (
     score_gap,
     share_interval,
 )
-from ropaws.classify.propagation import VOTERS, Kernel, choose_voters, given_in_class, solve_voters
-from ropaws.classify.soft_nn import LabeledEmbeddings, likeliest_temperature
+from ropaws.classify.propagation import VOTERS, Kernel, choose_voters, solve_voters
+from ropaws.classify.soft_nn import LabeledEmbeddings
 from ropaws.core.features import (
     FeatureRows,
     Features,
@@ -126,6 +126,14 @@ PULL_LABELS = 15.0  # labels per class at which the power of n_y is 1/2: 3/4 at 
 INVERSE_PENALTY = 10.0  # scikit-learn's C, on centered unit features
 BLOCK = 512  # rows that are looked at together
 
+
+# Of the propagation that counts how many images of the pool each class gets.
+COUNTING = Kernel(temperature=0.05, prior_temperature=None)
+HEARING = 0.95  # of what a point has heard that it passes on, so that the propagation ends soon
+PARTS = 10  # of the labels, each left out once, for the error of the counts
+LABEL_SHARE = (
+    0.5  # of the labels' own frequencies where they are a sample of the pool; the rest is the counts
+)
 
 # Out-of-class answers vote for what is near them, on centered unit features.
 VOTE_TEMPERATURE = 0.1
@@ -355,33 +363,40 @@ class PoolPrior(nn.Module):
         # Images of a frequent class look less in-class than they are until it is known to be frequent: only
         # where there is a gap, or an answer, do they count for less before.
         told_apart = has_gap or len(self.outside) > 0
-        counts = self._counts.to(likely)
-        even = torch.full_like(counts, 1 / self.classes)
         inside = likely if told_apart else torch.ones_like(likely)
-        found, error = self._counted(points, inside, even, EVEN_STRENGTH)
+        everything = torch.ones(len(self.labels), dtype=torch.bool, device=self.labels.device)
+        found, counts = self._counted(points, inside, everything), self._counts.to(likely)
         start = self.class_prior
         if start is not None and labels_agree(counts, found):
-            found, _ = self._counted(points, likely, start, LABEL_STRENGTH)
+            found = torch.lerp(found, start, LABEL_SHARE)
         else:
-            found = shrunk(found, error)
+            left_out = [self._counted(points, inside, ~part) for part in self._label_parts()]
+            found = shrunk(found, jackknife_error(torch.stack(left_out)))
         self._set_frequencies(found)
 
-    def _counted(
-        self, points: Tensor, inside: Tensor, center: Tensor, strength: float
-    ) -> tuple[Tensor, float]:
-        """Class frequencies by EM on predictions for points (n, d) that are in-class as likely.
+    def _counted(self, points: Tensor, inside: Tensor, kept: Tensor) -> Tensor:
+        """Class frequencies among points (n, d) that are in-class as likely, by some of the labels.
 
-        ->  (c,), and the share of these predictions that is wrong by their own confidence
+        Each point counts for the class whose labels reach it most, all classes having the same weight. Mean
+        probabilities would be closer to equal classes than the truth is, as no prediction is sure.
+        kept (l,): which labels  ->  (c,)
         """
-        support = LabeledEmbeddings(self.labeled, self.labels, self.classes)
-        kernel = Kernel(temperature=likeliest_temperature(support), prior_temperature=None)
-        solved = solve_voters(points, support.embeddings, support.one_hot, kernel, prior=inside)
-        near, regression = given_in_class(solved.heard), self._even_log_probs(points)
-        held_out = float(self.confidence[0])
-        temperature = calibrated_temperature(near, regression, inside, share=0.5, held_out=held_out)
-        probs = mixed_probs(near, regression, 0.5, temperature)
-        error = 1 - float(inside @ probs.amax(dim=1) / inside.sum().clamp_min(eq.TINY))
-        return eq.class_frequencies(probs, inside, center, strength=strength * float(inside.sum())), error
+        support = LabeledEmbeddings(self.labeled[kept], self.labels[kept], self.classes)
+        solved = solve_voters(
+            points, support.embeddings, support.one_hot, COUNTING, tolerance=0.01, prior=HEARING * inside
+        )
+        nearest = solved.heard.argmax(dim=1)
+        return smoothed(inside.new_zeros(self.classes).index_add(0, nearest, inside))
+
+    def _label_parts(self) -> list[Tensor]:
+        """Parts of the labels with as equal a share of every class as can be.   ->  (l,) each"""
+        by_class = self.labels.argsort(stable=True)
+        parts = torch.zeros(
+            min(PARTS, len(by_class)), len(by_class), dtype=torch.bool, device=by_class.device
+        )
+        for part, chosen in enumerate(parts):
+            chosen[by_class[part :: len(parts)]] = True
+        return list(parts)
 
     def _set_frequencies(self, found: Tensor | None) -> None:
         self.frequencies.zero_()
