@@ -1251,7 +1251,7 @@ def full_scale() -> str:
     found = read("full_scale")
     gpus = list(found["published"])
     head = ["recipes", "processes", "unlabeled", "supports", "memory, GB", "TFLOP", "messages", "MB"]
-    rows = [[*head, "steps", *(f"hours, {gpu}" for gpu in gpus)]]
+    rows = [[*head, "steps", *(f"at least, {gpu}" for gpu in gpus), "at SwAV's pace"]]
     for row in found["rows"].values():
         first, *more = row["recipes"]
         names = f"`{first}`" + (
@@ -1273,6 +1273,7 @@ def full_scale() -> str:
                     _from_to([f"{value:.1f}" for value in sorted(each[gpu] for each in hours)])
                     for gpu in gpus
                 ),
+                _from_to([f"{value:.0f}" for value in sorted(row["hours_like_swav"].values())] or ["-"]),
             ]
         )
     return table(rows)
