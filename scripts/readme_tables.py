@@ -1233,6 +1233,34 @@ def long_schedule() -> str:
     return table(rows) if groups else "No run is finished yet."
 
 
+def long_schedule_gain() -> str:
+    """RoPAWS as in the paper minus PAWS, seed by seed."""
+    ends: dict[tuple, dict[str, dict[int, dict]]] = {}
+    for cell in read("long_schedule")["cells"]:
+        schedule = ends.setdefault((cell["data"], cell["labels"], cell["epochs"]), {})
+        schedule.setdefault(cell["entry"], {})[cell["seed"]] = cell["curve"][-1]
+    measures = {"accuracy": "accuracy", "auroc": "AUROC", "confidence_out": "conf. out"}
+    measures["pseudo_accuracy"] = "pseudo-labels"
+    rows = [["pool", "labels", "epochs", "seeds", *measures.values()]]
+    for (data, labels, epochs), entries in ends.items():
+        plain, robust = entries.get("paws", {}), entries.get("ropaws-paper", {})
+        if seeds := sorted(set(plain) & set(robust)):
+            gains = [
+                [robust[seed][name] - plain[seed][name] for seed in seeds if name in plain[seed]]
+                for name in measures
+            ]
+            shown = [_gain(values) if values else "-" for values in gains]
+            rows.append([data, str(labels), str(epochs), str(len(seeds)), *shown])
+    return table(rows) if len(rows) > 1 else "No pair is finished yet."
+
+
+def _gain(values: list[float]) -> str:
+    """Points, and those of each seed where there are several."""
+    mean = f"{100 * statistics.mean(values):+.1f}"
+    each = ", ".join(f"{100 * value:+.1f}" for value in values)
+    return mean if len(values) == 1 else f"{mean} ({each})"
+
+
 def _mean_percent(values: list[float]) -> str:
     mean = 100 * statistics.mean(values)
     return f"{mean:.1f}" if len(values) == 1 else f"{mean:.1f}±{100 * statistics.stdev(values):.1f}"
@@ -1296,6 +1324,7 @@ BENCHES = {
     "export-files": export_files,
     "export-int8": export_int8,
     "long-schedule": long_schedule,
+    "long-schedule-gain": long_schedule_gain,
     "long-schedule-left": long_schedule_left,
     "full-scale": full_scale,
 }
