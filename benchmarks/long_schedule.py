@@ -99,8 +99,8 @@ def cells() -> list[Cell]:
     for side in ("-14", ""):  # at 14 px first: a tenth of the time
         pool, curated, other = f"garments{side}", f"curated{side}", "animals-16" if side else "animals"
         found += [Cell(pool, 25, 200, entry) for entry in MAIN]
-        found += [Cell(pool, 25, epochs, entry) for epochs in (50, 600) for entry in MAIN]
-        found += [Cell(pool, 25, 200, entry, seed=1) for entry in MAIN]
+        found += [Cell(pool, 25, epochs, entry) for epochs in (50, 100, 600) for entry in MAIN]
+        found += [Cell(pool, 25, epochs, entry, seed=1) for epochs in (200, 50) for entry in MAIN]
         found += [Cell(pool, 25, 200, entry, seed) for seed in (2, 3) for entry in PAIR if side]
         found += [Cell(curated, 25, 200, entry) for entry in MAIN]
         found += [Cell(other, 25, 200 if side else 100, entry) for entry in MAIN]
