@@ -59,6 +59,7 @@ PER_CLASS = 200
 BATCH = 128
 RESULT = "result.json"
 CHECKPOINT_EVERY = 50  # steps: half a minute
+FIRST = 10  # steps, in which a network that has learned nothing takes all images for out-of-class
 POINTS = 8  # tests of a phase
 MAIN = ("paws", "ropaws-paper", "supervised", "ropaws")
 PAIR = MAIN[:2]
@@ -270,9 +271,15 @@ def logged(rows: list[dict[str, float]], share: float) -> dict[str, float]:
 
 
 def finished(work: Path) -> list[dict[str, Any]]:
-    """In the order of the cells."""
-    paths = [work / cell.name / RESULT for cell in cells()]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
+    """In the order of the cells, with the mean in-domain weight of the first steps."""
+    rows = []
+    for path in (work / cell.name / RESULT for cell in cells()):
+        if path.exists():
+            start = metrics(min(path.parent.glob("*/")))[:FIRST]
+            weights = [step["selected"] for step in start if "selected" in step]
+            first = {"first_weight": round(statistics.mean(weights), 4)} if weights else {}
+            rows.append(json.loads(path.read_text()) | first)
+    return rows
 
 
 def report(work: Path) -> None:

@@ -21,11 +21,14 @@ LINES = {
     "ropaws-paper": ("RoPAWS, as in the paper", "#0072B2"),
     "ropaws": ("RoPAWS, our settings from scratch", "#009E73"),
 }
-MOST_COLUMNS = 5
+MOST_COLUMNS = 6
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A column for each setting that has both PAWS and RoPAWS, a row for each figure over training."""
+    """A column for each setting that has both PAWS and RoPAWS, a row for each figure over training.
+
+    Every seed is a line.
+    """
     groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for row in rows:
         if row["entry"] in LINES:
@@ -35,7 +38,9 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         for key, cells in groups.items()
         if {"paws", "ropaws-paper"} <= {cell["entry"] for cell in cells}
     }
-    columns = dict(list(shown.items())[:MOST_COLUMNS])
+    pools = list(dict.fromkeys(data for data, _, _ in shown))
+    order = sorted(shown, key=lambda key: (pools.index(key[0]), -key[1], key[2]))  # then labels, epochs
+    columns = {key: shown[key] for key in order[:MOST_COLUMNS]}
     if not columns:
         return
     figure = Figure(figsize=(1.2 + 3.2 * len(columns), 9.5), layout="constrained")

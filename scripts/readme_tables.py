@@ -1217,17 +1217,38 @@ SCHEDULED = {
 }
 
 
+SCHEDULE_MEASURES = (*MEASURES, "pseudo_accuracy", "weight_in", "weight_out")
+MEASURE_HEADS = (
+    "accuracy",
+    "AUROC",
+    "conf. in",
+    "conf. out",
+    "ECE",
+    "pseudo-labels",
+    "weight in",
+    "weight out",
+)
+
+
+def scheduled_cells() -> list[dict]:
+    """By pool, labels and epochs."""
+    cells = read("long_schedule")["cells"]
+    pools = list(dict.fromkeys(cell["data"] for cell in cells))
+    return sorted(cells, key=lambda cell: (pools.index(cell["data"]), -cell["labels"], cell["epochs"]))
+
+
 def long_schedule() -> str:
     """The end of every finished run; means over seeds where there are several."""
     groups: dict[tuple, list[dict]] = {}
-    for cell in read("long_schedule")["cells"]:
+    for cell in scheduled_cells():
         groups.setdefault((cell["data"], cell["labels"], cell["epochs"], cell["entry"]), []).append(cell)
-    measures = (*MEASURES, "pseudo_accuracy", "weight_in", "weight_out")
-    heads = ("accuracy", "AUROC", "conf. in", "conf. out", "ECE", "pseudo-labels", "weight in", "weight out")
-    rows = [["pool", "labels", "epochs", "steps", "method", "seeds", *heads]]
+    rows = [["pool", "labels", "epochs", "steps", "method", "seeds", *MEASURE_HEADS]]
     for (data, labels, epochs, entry), cells in groups.items():
         ends = [cell["curve"][-1] for cell in cells]
-        shown = [_mean_percent([end[name] for end in ends]) if name in ends[0] else "-" for name in measures]
+        shown = [
+            _mean_percent([end[name] for end in ends]) if name in ends[0] else "-"
+            for name in SCHEDULE_MEASURES
+        ]
         name = SCHEDULED.get(entry, entry)
         rows.append([data, str(labels), str(epochs), f"{cells[0]['steps']:,}", name, str(len(cells)), *shown])
     return table(rows) if groups else "No run is finished yet."
@@ -1236,7 +1257,7 @@ def long_schedule() -> str:
 def long_schedule_gain() -> str:
     """RoPAWS as in the paper minus PAWS, seed by seed."""
     ends: dict[tuple, dict[str, dict[int, dict]]] = {}
-    for cell in read("long_schedule")["cells"]:
+    for cell in scheduled_cells():
         schedule = ends.setdefault((cell["data"], cell["labels"], cell["epochs"]), {})
         schedule.setdefault(cell["entry"], {})[cell["seed"]] = cell["curve"][-1]
     measures = {"accuracy": "accuracy", "auroc": "AUROC", "confidence_out": "conf. out"}
@@ -1252,6 +1273,40 @@ def long_schedule_gain() -> str:
             shown = [_gain(values) if values else "-" for values in gains]
             rows.append([data, str(labels), str(epochs), str(len(seeds)), *shown])
     return table(rows) if len(rows) > 1 else "No pair is finished yet."
+
+
+PARTS = {
+    "no density": "without semi-supervised density",
+    "no prior": "without in-domain prior: density alone",
+    "no reweighting": "density and prior, without reweighting",
+    "weighted me-max": "with weighted me-max (ours)",
+    "tau_prior 0.5": "tau_prior 0.5",
+    "tau_prior auto": "tau_prior auto (ours)",
+}
+
+
+def long_schedule_parts() -> str:
+    """RoPAWS with one change each, where its schedule has any, beside what it changes; the same seeds."""
+    cells = scheduled_cells()
+    keys = dict.fromkeys(_schedule(cell) for cell in cells if cell["entry"] in PARTS)
+    rows = [["pool", "labels", "epochs", "method", *MEASURE_HEADS]]
+    for data, labels, epochs, seed in keys:
+        ends = {
+            cell["entry"]: cell["curve"][-1]
+            for cell in cells
+            if _schedule(cell) == (data, labels, epochs, seed)
+        }
+        for entry, name in {**{name: SCHEDULED[name] for name in ("paws", "ropaws-paper")}, **PARTS}.items():
+            if end := ends.get(entry):
+                shown = [
+                    _mean_percent([end[measure]]) if measure in end else "-" for measure in SCHEDULE_MEASURES
+                ]
+                rows.append([data, str(labels), str(epochs), name, *shown])
+    return table(rows) if len(rows) > 1 else "No change is finished yet."
+
+
+def _schedule(cell: dict) -> tuple:
+    return cell["data"], cell["labels"], cell["epochs"], cell["seed"]
 
 
 def _gain(values: list[float]) -> str:
@@ -1325,6 +1380,7 @@ BENCHES = {
     "export-int8": export_int8,
     "long-schedule": long_schedule,
     "long-schedule-gain": long_schedule_gain,
+    "long-schedule-parts": long_schedule_parts,
     "long-schedule-left": long_schedule_left,
     "full-scale": full_scale,
 }
