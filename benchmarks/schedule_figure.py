@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 ROWS = {
     "accuracy": "accuracy, %",
@@ -22,12 +23,13 @@ LINES = {
     "ropaws": ("RoPAWS, our settings from scratch", "#009E73"),
 }
 MOST_COLUMNS = 6
+MARKERS = ("o", "^", "s", "D")  # by seed
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """A column for each setting that has both PAWS and RoPAWS, a row for each figure over training.
 
-    Every seed is a line.
+    Every seed is a line, and has a marker.
     """
     groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for row in rows:
@@ -56,20 +58,22 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 axes.set_ylabel(title)
         grid[0, column].set_title(f"{data}, {labels} labels, {epochs} epochs", fontsize=10)
         grid[-1, column].set_xlabel("epoch")
-    handles, names = grid[0, 0].get_legend_handles_labels()
-    unique = dict(zip(names, handles, strict=True))
-    figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=2, frameon=False)
+    _legend(figure, {cell["entry"] for cells in columns.values() for cell in cells})
     figure.savefig(path, dpi=100, format="png")
 
 
+def _legend(figure: Figure, entries: set[str]) -> None:
+    shown = [LINES[entry] for entry in LINES if entry in entries]
+    handles = [Line2D([], [], color=color, marker=MARKERS[0], label=label) for label, color in shown]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+
+
 def _curve(axes: Axes, cell: dict[str, Any], name: str) -> None:
-    """The weight outside of the classes is dotted, beside that inside."""
-    label, color = LINES[cell["entry"]]
+    """The weight outside of the classes is dotted, beside that inside; a seed has its own marker."""
+    color, marker = LINES[cell["entry"]][1], MARKERS[cell["seed"] % len(MARKERS)]
     styles = {name: "-", "weight_out": ":"} if name == "weight_in" else {name: "-"}
     for part, style in styles.items():
         points = [point for point in cell["curve"] if part in point]
         epochs = [point["step"] / cell["steps"] * cell["epochs"] for point in points]
         values = [100 * point[part] for point in points]
-        if points:
-            shown = label if part == name else None
-            axes.plot(epochs, values, style, color=color, linewidth=1.6, marker=".", label=shown)
+        axes.plot(epochs, values, style, color=color, linewidth=1.6, marker=marker, markersize=4)
