@@ -1245,13 +1245,18 @@ def long_schedule() -> str:
     rows = [["pool", "labels", "epochs", "steps", "method", "seeds", *MEASURE_HEADS]]
     for (data, labels, epochs, entry), cells in groups.items():
         ends = [cell["curve"][-1] for cell in cells]
-        shown = [
-            _mean_percent([end[name] for end in ends]) if name in ends[0] else "-"
-            for name in SCHEDULE_MEASURES
-        ]
         name = SCHEDULED.get(entry, entry)
-        rows.append([data, str(labels), str(epochs), f"{cells[0]['steps']:,}", name, str(len(cells)), *shown])
+        shown = [f"{cells[0]['steps']:,}", name, str(len(cells)), *_at_the_end(ends)]
+        rows.append([data, str(labels), str(epochs), *shown])
     return table(rows) if groups else "No run is finished yet."
+
+
+def _at_the_end(ends: list[dict]) -> list[str]:
+    """Means over seeds. A method that takes all images whole has no weights to show."""
+    known = set(ends[0]) - ({"weight_in", "weight_out"} if ends[0].get("selected") == 1 else set())
+    return [
+        _mean_percent([end[name] for end in ends]) if name in known else "-" for name in SCHEDULE_MEASURES
+    ]
 
 
 def long_schedule_gain() -> str:
@@ -1298,10 +1303,7 @@ def long_schedule_parts() -> str:
         }
         for entry, name in {**{name: SCHEDULED[name] for name in ("paws", "ropaws-paper")}, **PARTS}.items():
             if end := ends.get(entry):
-                shown = [
-                    _mean_percent([end[measure]]) if measure in end else "-" for measure in SCHEDULE_MEASURES
-                ]
-                rows.append([data, str(labels), str(epochs), name, *shown])
+                rows.append([data, str(labels), str(epochs), name, *_at_the_end([end])])
     return table(rows) if len(rows) > 1 else "No change is finished yet."
 
 
