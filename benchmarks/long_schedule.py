@@ -102,7 +102,7 @@ def cells() -> list[Cell]:
         found += [Cell(pool, 25, 200, entry) for entry in MAIN]
         found += [Cell(pool, 25, epochs, entry) for epochs in (50, 100, 600) for entry in MAIN]
         found += [Cell(pool, 25, epochs, entry, seed=1) for epochs in (200, 50) for entry in MAIN]
-        found += [Cell(pool, 25, 200, entry, seed) for seed in (2, 3) for entry in PAIR if side]
+        found += [Cell(pool, 25, 200, entry, seed) for seed in (2, 3, 4) for entry in MAIN if side]
         found += [Cell(curated, 25, 200, entry) for entry in MAIN]
         found += [Cell(other, 25, 200 if side else 100, entry) for entry in MAIN]
         found += [Cell(pool, 25, 200, entry) for entry in SINGLE_CHANGES]
