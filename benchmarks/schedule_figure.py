@@ -23,6 +23,7 @@ LINES = {
     "ropaws": ("RoPAWS, our settings from scratch", "#009E73"),
 }
 MOST_COLUMNS = 6
+Key = tuple[str, int, int]  # data, labels per class, epochs
 MARKERS = ("o", "^", "s", "D")  # by seed
 
 
@@ -31,26 +32,18 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
     Every seed is a line, and has a marker.
     """
-    groups: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["entry"] in LINES:
-            groups.setdefault((row["data"], row["labels"], row["epochs"]), []).append(row)
-    shown = {
-        key: cells
-        for key, cells in groups.items()
-        if {"paws", "ropaws-paper"} <= {cell["entry"] for cell in cells}
-    }
-    pools = list(dict.fromkeys(data for data, _, _ in shown))
-    order = sorted(shown, key=lambda key: (pools.index(key[0]), -key[1], key[2]))  # then labels, epochs
-    columns = {key: shown[key] for key in order[:MOST_COLUMNS]}
+    columns = _columns(rows)
     if not columns:
         return
-    figure = Figure(figsize=(1.2 + 3.2 * len(columns), 9.5), layout="constrained")
+    figure = Figure(figsize=(1.2 + 3.2 * len(columns), 10.5), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = np.reshape(figure.subplots(len(ROWS), len(columns), sharex="col", sharey="row"), (len(ROWS), -1))
+    grid = np.reshape(figure.subplots(len(ROWS), len(columns), sharex="col"), (len(ROWS), -1))
+    first = {data.startswith("animals"): column for column, (data, _, _) in reversed([*enumerate(columns)])}
     for column, ((data, labels, epochs), cells) in enumerate(columns.items()):
         for line, (name, title) in enumerate(ROWS.items()):
             axes = grid[line, column]
+            if (like := first[data.startswith("animals")]) != column:  # the same classes, the same scale
+                axes.sharey(grid[line, like])
             for cell in cells:
                 _curve(axes, cell, name)
             axes.grid(alpha=0.25)
@@ -60,6 +53,22 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         grid[-1, column].set_xlabel("epoch")
     _legend(figure, {cell["entry"] for cells in columns.values() for cell in cells})
     figure.savefig(path, dpi=100, format="png")
+
+
+def _columns(rows: Sequence[dict[str, Any]]) -> dict[Key, list[dict[str, Any]]]:
+    """The first pools first, then many labels, then short schedules."""
+    groups: dict[Key, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["entry"] in LINES:
+            groups.setdefault((row["data"], row["labels"], row["epochs"]), []).append(row)
+    shown = {
+        key: cells
+        for key, cells in groups.items()
+        if {"paws", "ropaws-paper"} <= {cell["entry"] for cell in cells}
+    }
+    pools = list(dict.fromkeys(data for data, _, _ in shown))
+    order = sorted(shown, key=lambda key: (pools.index(key[0]), -key[1], key[2]))
+    return {key: shown[key] for key in order[:MOST_COLUMNS]}
 
 
 def _legend(figure: Figure, entries: set[str]) -> None:
