@@ -11,7 +11,9 @@ Memory: the most bytes of tensors that live at a time, with weights, gradients, 
 buckets of DistributedDataParallel. Workspaces of kernels and what the allocator keeps come on top; CPU
 kernels stand for those of a GPU. Arithmetic: by torch's FlopCounterMode (convolutions and matrix products, a
 multiplication and an addition are two), without the solver of the posterior. Hours: at the arithmetic per
-second of ResNet-50's published training throughput, in mixed precision, without waiting for data or messages.
+second of ResNet-50's published training throughput, in mixed precision, without waiting for data or messages;
+of the recipes with 64 processes also at the arithmetic per second of SwAV's published time per epoch, whose
+views, batch and processes are the same, with all waiting in it.
 Writes results/full_scale.json; --check only runs each kind of step, in seconds.
 """
 
@@ -47,6 +49,9 @@ CLASSES = {"fashion-demo": 5, "cifar10": 10, "cifar100": 100, "semi-inat": 810, 
 # Images per second and GPU of training ResNet-50 at 224 px in mixed precision, NVIDIA/DeepLearningExamples,
 # PyTorch/Classification/ConvNets/resnet50v1.5/README.md (container 21.03, one GPU).
 PUBLISHED = {"V100 16 GB": 1200, "A100 80 GB": 2470}
+# Seconds of an epoch of ImageNet on 64 GPUs (V100 16 GB, says the paper) with batches of 4,096, 2 views of
+# 224 px and 6 of 96: facebookresearch/swav, README.md, "Running times", and the scripts linked there.
+SWAV_EPOCH, SWAV_STEPS = 220, 1_281_167 // 4096
 PROCESSES = {"semi-inat": 64, "imagenet": 64}  # in the paper; else one
 BUCKET = 25 << 20  # bytes of gradients in a message of DistributedDataParallel
 GB = 1 << 30
@@ -264,16 +269,17 @@ def kinds() -> dict[str, list[str]]:
     return {names[0]: names for names in found.values()}
 
 
-def flops_of_an_image() -> float:
-    """Of training ResNet-50 at 224 px, which published throughputs are for."""
+def resnet_flops(*batches: tuple[int, int]) -> float:
+    """Of a training step of ResNet-50 on images of ImageNet, (number, side) each."""
     with FakeTensorMode(), FlopCounterMode(display=False) as flops:
         model: Any = _fake_model(recipes.get("imagenet-10"))
-        features = model.backbone(torch.zeros(64, 3, 224, 224))
+        features = torch.cat([model.backbone(torch.zeros(count, 3, side, side)) for count, side in batches])
         nn.Linear(features.shape[1], 1000)(features).sum().backward()
-    return float(flops.get_total_flops()) / 64
+    return float(flops.get_total_flops())
 
 
-def row(name: str, names: list[str], image: float) -> dict[str, Any]:
+def row(name: str, names: list[str], image: float, swav: float) -> dict[str, Any]:
+    """image, swav: arithmetic of an image of ResNet-50, and of a step of SwAV in one of 64 processes."""
     config = recipes.get(name)
     processes = processes_of(config.data.source)
     cost = step_cost(config, processes=processes)
@@ -296,6 +302,10 @@ def row(name: str, names: list[str], image: float) -> dict[str, Any]:
             }
             for other in names
         },
+        "hours_like_swav": {
+            other: recipes.get(other).train.steps * cost.flops / swav * SWAV_EPOCH / SWAV_STEPS / 3600
+            for other in (names if processes == 64 else ())
+        },
     }
 
 
@@ -316,9 +326,10 @@ def main() -> None:
             print(f"{' '.join(names)}: {time.perf_counter() - began:.1f} s", flush=True)
         print(f"{len(list(itertools.chain(*groups.values())))} recipes")
         return
-    image = flops_of_an_image()
-    rows = {name: row(name, names, image) for name, names in groups.items() if name != "demo"}
-    write_results("full_scale", {"image_gflops": image / 1e9, "published": PUBLISHED, "rows": rows})
+    image, swav = resnet_flops((64, 224)) / 64, resnet_flops((2 * 64, 224), (6 * 64, 96))
+    rows = {name: row(name, names, image, swav) for name, names in groups.items() if name != "demo"}
+    counted = {"image_gflops": image / 1e9, "swav_tflops": swav / 1e12}
+    write_results("full_scale", {**counted, "published": PUBLISHED, "rows": rows})
 
 
 if __name__ == "__main__":

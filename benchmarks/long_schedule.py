@@ -3,9 +3,9 @@
 python benchmarks/long_schedule.py [--data FOLDER] [--work FOLDER] [--share 1/2] [--report]
 
 garments: 200 images of each of five garments and 1,000 of the five others, 28 px, from the embedded pool;
-curated: without the others; garments-14: at 14 px with half the channels, a third of the time. animals: 200
-images of each of CIFAR-10's six animals and 800 of its vehicles (FOLDER of --data has cifar10.npz). The small
-network, batches of 128.
+curated: without the others. animals: 200 images of each of CIFAR-10's six animals and 800 of its vehicles,
+32 px (FOLDER of --data has cifar10.npz). -14, -16: half the pixels per side and half the channels, a tenth of
+the time. The small network, batches of 128.
 
 paws, ropaws-paper and supervised have the settings of the paper's CIFAR recipe: LARS with its learning rates,
 10 epochs of 600 as warm-up, cosine, 2 large views and 6 small crops, supports with views, tau_prior 0.1, k 1,
@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from bench_data import ANIMALS, VEHICLES, chosen, write
 from feature_collections import Images, _arrays, _file
 from schedule_figure import draw
@@ -60,6 +59,7 @@ PER_CLASS = 200
 BATCH = 128
 RESULT = "result.json"
 CHECKPOINT_EVERY = 50  # steps: half a minute
+FIRST = 10  # steps, in which a network that has learned nothing takes all images for out-of-class
 POINTS = 8  # tests of a phase
 MAIN = ("paws", "ropaws-paper", "supervised", "ropaws")
 PAIR = MAIN[:2]
@@ -95,30 +95,36 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """In the order of what they can tell, each once."""
-    found = [Cell("garments-14", 25, epochs, entry) for epochs in (50, 100, 200) for entry in MAIN]
-    found += [Cell("garments", 25, epochs, entry) for epochs in (50, 100, 200) for entry in MAIN]
-    found += [Cell("garments", 4, 100, entry) for entry in MAIN]
-    found += [Cell("curated", 25, 200, entry) for entry in MAIN]  # half the pool: as many steps as 100
-    found += [Cell("animals", 25, 100, entry) for entry in MAIN]
-    found += [Cell("garments", 25, 100, entry, seed=1) for entry in MAIN]
-    found += [Cell("garments", 25, 200, f"simclr>{entry}") for entry in PAIR]
-    found += [Cell("garments", 25, 200, entry) for entry in SINGLE_CHANGES]
-    found += [Cell("garments", labels, 200, entry, seed=1) for labels in (25, 4) for entry in MAIN]
-    found += [Cell("garments", 25, 600, entry) for entry in MAIN]
-    found += [Cell("garments", 4, epochs, entry) for epochs in (50, 200, 600) for entry in MAIN]
-    found += [Cell("curated", 4, 200, entry) for entry in MAIN]
-    found += [Cell("animals", 25, 100, entry, seed=1) for entry in MAIN]
+    """In the order of what they can tell for their cost, each once."""
+    found = []
+    for side in ("-14", ""):  # at 14 px first: a tenth of the time
+        pool, curated, other = f"garments{side}", f"curated{side}", "animals-16" if side else "animals"
+        found += [Cell(pool, 25, 200, entry) for entry in MAIN]
+        found += [Cell(pool, 25, epochs, entry) for epochs in (50, 100, 600) for entry in MAIN]
+        found += [Cell(pool, 25, epochs, entry, seed=1) for epochs in (200, 50) for entry in MAIN]
+        found += [Cell(pool, 25, 200, entry, seed) for seed in (2, 3, 4) for entry in MAIN if side]
+        found += [Cell(curated, 25, 200, entry) for entry in MAIN]
+        found += [Cell(other, 25, 200 if side else 100, entry) for entry in MAIN]
+        found += [Cell(pool, 25, 200, entry) for entry in SINGLE_CHANGES]
+        found += [Cell(pool, 25, 200, f"simclr>{entry}") for entry in PAIR]
+        found += [Cell(pool, 4, epochs, entry) for epochs in (200, 600) for entry in MAIN]
+        found += [Cell(curated, 4, 200, entry) for entry in MAIN]
     return list(dict.fromkeys(found))
 
 
-def garments(data: Path | None, path: Path, *, outside: int, shrink: int = 1) -> None:
-    """A part of the embedded pool, with all of its tests. shrink: pixels per side that become one."""
+def halved(images: np.ndarray) -> np.ndarray:
+    """Means of 2 x 2 pixels. (n, h, w) or (n, h, w, channels) -> (n, h / 2, w / 2, ...)"""
+    n, height, width, *channels = images.shape
+    blocks = images.reshape(n, height // 2, 2, width // 2, 2, *channels)
+    return blocks.mean(axis=(2, 4)).round().astype(np.uint8)
+
+
+def garments(data: Path | None, path: Path, *, outside: int, small: bool = False) -> None:
+    """A part of the embedded pool, with all of its tests."""
     corpus, truth = load_corpus(recipes.demo().data), embedded_truth().labels.numpy()
-    images, tests = (
-        F.avg_pool2d(in_memory(part).float(), shrink).round().byte().squeeze(1).numpy()
-        for part in (corpus.train_images, corpus.test_images)
-    )
+    images, tests = (in_memory(part).squeeze(1).numpy() for part in (corpus.train_images, corpus.test_images))
+    if small:
+        images, tests = halved(images), halved(tests)
     classes, labels = len(corpus.class_names), corpus.test_labels.numpy()
     rows = np.concatenate([np.flatnonzero(truth == c)[:PER_CLASS] for c in range(classes)])
     known, others = labels >= 0, np.flatnonzero(truth >= classes)[:outside]
@@ -126,8 +132,11 @@ def garments(data: Path | None, path: Path, *, outside: int, shrink: int = 1) ->
     write(path, inside, images[others], known_tests, tests[~known], list(corpus.class_names))
 
 
-def animals(data: Path | None, path: Path) -> None:
+def animals(data: Path | None, path: Path, *, small: bool = False) -> None:
     ten = _arrays(data, "cifar10")
+    if small:
+        halves = halved(ten.images), halved(ten.test_images)
+        ten = ten._replace(images=halves[0], test_images=halves[1])
     tests = Images(ten.test_images, ten.test_labels, None, None)
     with np.load(_file(data, "cifar10")) as arrays:
         names = [str(name) for name in arrays["class_names"][list(ANIMALS)]]
@@ -138,11 +147,13 @@ def animals(data: Path | None, path: Path) -> None:
 MAKERS: dict[str, Callable[[Path | None, Path], None]] = {
     "garments": partial(garments, outside=PER_CLASS * 5),
     "curated": partial(garments, outside=0),
-    "garments-14": partial(garments, outside=PER_CLASS * 5, shrink=2),
+    "garments-14": partial(garments, outside=PER_CLASS * 5, small=True),
+    "curated-14": partial(garments, outside=0, small=True),
     "animals": animals,
+    "animals-16": partial(animals, small=True),
 }
 
-BACKBONES = {"garments-14": "small-16"}  # of the others: small
+BACKBONES = dict.fromkeys(("garments-14", "curated-14", "animals-16"), "small-16")  # of the others: small
 
 
 def settings(cell: Cell, data: Data, task: Task) -> RunConfig:
@@ -189,7 +200,11 @@ def run_cell(cell: Cell, data: Data, folder: Path) -> dict[str, Any]:
     for name, config in phases(cell, data, task):
         config = replace(config, model=replace(config.model, init=init))
         run = trained(config, folder / name, task)
-        points += [{**point, "step": earlier + point["step"]} for point in curve(run, task)]
+        before = {"step": earlier, "seconds": round(seconds)}
+        points += [
+            point | {name: point[name] + begun for name, begun in before.items()}
+            for point in curve(run, task)
+        ]
         seconds += metrics(folder / name)[-1]["seconds"]
         earlier += config.train.steps
         init = folder / name / MODEL
@@ -219,7 +234,10 @@ def curve(run: Run, task: Task) -> list[dict[str, float]]:
         found = evaluation_figures(tests, task.corpus.test_labels)
         found |= pool_figures(at.outputs(task.corpus.train_images), task, run.facts.split.indices)
         found |= logged(rows[before:step], float(task.in_class.double().mean()))
-        points.append({"step": step, **{name: round(value, 4) for name, value in found.items()}})
+        seconds = round(rows[step - 1]["seconds"])
+        points.append(
+            {"step": step, "seconds": seconds, **{name: round(value, 4) for name, value in found.items()}}
+        )
         before = step
     return points
 
@@ -253,9 +271,15 @@ def logged(rows: list[dict[str, float]], share: float) -> dict[str, float]:
 
 
 def finished(work: Path) -> list[dict[str, Any]]:
-    """In the order of the cells."""
-    paths = [work / cell.name / RESULT for cell in cells()]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
+    """In the order of the cells, with the mean in-domain weight of the first steps."""
+    rows = []
+    for path in (work / cell.name / RESULT for cell in cells()):
+        if path.exists():
+            start = metrics(min(path.parent.glob("*/")))[:FIRST]
+            weights = [step["selected"] for step in start if "selected" in step]
+            first = {"first_weight": round(statistics.mean(weights), 4)} if weights else {}
+            rows.append(json.loads(path.read_text()) | first)
+    return rows
 
 
 def report(work: Path) -> None:

@@ -1217,20 +1217,105 @@ SCHEDULED = {
 }
 
 
+SCHEDULE_MEASURES = (*MEASURES, "pseudo_accuracy", "weight_in", "weight_out")
+MEASURE_HEADS = (
+    "accuracy",
+    "AUROC",
+    "conf. in",
+    "conf. out",
+    "ECE",
+    "pseudo-labels",
+    "weight in",
+    "weight out",
+)
+
+
+def scheduled_cells() -> list[dict]:
+    """By pool, labels and epochs."""
+    cells = read("long_schedule")["cells"]
+    pools = list(dict.fromkeys(cell["data"] for cell in cells))
+    return sorted(cells, key=lambda cell: (pools.index(cell["data"]), -cell["labels"], cell["epochs"]))
+
+
 def long_schedule() -> str:
     """The end of every finished run; means over seeds where there are several."""
     groups: dict[tuple, list[dict]] = {}
-    for cell in read("long_schedule")["cells"]:
+    for cell in scheduled_cells():
         groups.setdefault((cell["data"], cell["labels"], cell["epochs"], cell["entry"]), []).append(cell)
-    measures = (*MEASURES, "pseudo_accuracy", "weight_in", "weight_out")
-    heads = ("accuracy", "AUROC", "conf. in", "conf. out", "ECE", "pseudo-labels", "weight in", "weight out")
-    rows = [["pool", "labels", "epochs", "steps", "method", "seeds", *heads]]
+    rows = [["pool", "labels", "epochs", "steps", "method", "seeds", *MEASURE_HEADS]]
     for (data, labels, epochs, entry), cells in groups.items():
         ends = [cell["curve"][-1] for cell in cells]
-        shown = [_mean_percent([end[name] for end in ends]) if name in ends[0] else "-" for name in measures]
         name = SCHEDULED.get(entry, entry)
-        rows.append([data, str(labels), str(epochs), f"{cells[0]['steps']:,}", name, str(len(cells)), *shown])
+        shown = [f"{cells[0]['steps']:,}", name, str(len(cells)), *_at_the_end(ends)]
+        rows.append([data, str(labels), str(epochs), *shown])
     return table(rows) if groups else "No run is finished yet."
+
+
+def _at_the_end(ends: list[dict]) -> list[str]:
+    """Means over seeds. A method that takes all images whole has no weights to show."""
+    known = set(ends[0]) - ({"weight_in", "weight_out"} if ends[0].get("selected") == 1 else set())
+    return [
+        _mean_percent([end[name] for end in ends]) if name in known else "-" for name in SCHEDULE_MEASURES
+    ]
+
+
+def long_schedule_gain() -> str:
+    """RoPAWS as in the paper minus PAWS, seed by seed."""
+    ends: dict[tuple, dict[str, dict[int, dict]]] = {}
+    for cell in scheduled_cells():
+        schedule = ends.setdefault((cell["data"], cell["labels"], cell["epochs"]), {})
+        schedule.setdefault(cell["entry"], {})[cell["seed"]] = cell["curve"][-1]
+    measures = {"accuracy": "accuracy", "auroc": "AUROC", "confidence_out": "conf. out"}
+    measures["pseudo_accuracy"] = "pseudo-labels"
+    rows = [["pool", "labels", "epochs", "seeds", *measures.values()]]
+    for (data, labels, epochs), entries in ends.items():
+        plain, robust = entries.get("paws", {}), entries.get("ropaws-paper", {})
+        if seeds := sorted(set(plain) & set(robust)):
+            gains = [
+                [robust[seed][name] - plain[seed][name] for seed in seeds if name in plain[seed]]
+                for name in measures
+            ]
+            shown = [_gain(values) if values else "-" for values in gains]
+            rows.append([data, str(labels), str(epochs), str(len(seeds)), *shown])
+    return table(rows) if len(rows) > 1 else "No pair is finished yet."
+
+
+PARTS = {
+    "no density": "without semi-supervised density",
+    "no prior": "without in-domain prior: density alone",
+    "no reweighting": "density and prior, without reweighting",
+    "weighted me-max": "with weighted me-max (ours)",
+    "tau_prior 0.5": "tau_prior 0.5",
+    "tau_prior auto": "tau_prior auto (ours)",
+}
+
+
+def long_schedule_parts() -> str:
+    """RoPAWS with one change each, where its schedule has any, beside what it changes; the same seeds."""
+    cells = scheduled_cells()
+    keys = dict.fromkeys(_schedule(cell) for cell in cells if cell["entry"] in PARTS)
+    rows = [["pool", "labels", "epochs", "method", *MEASURE_HEADS]]
+    for data, labels, epochs, seed in keys:
+        ends = {
+            cell["entry"]: cell["curve"][-1]
+            for cell in cells
+            if _schedule(cell) == (data, labels, epochs, seed)
+        }
+        for entry, name in {**{name: SCHEDULED[name] for name in ("paws", "ropaws-paper")}, **PARTS}.items():
+            if end := ends.get(entry):
+                rows.append([data, str(labels), str(epochs), name, *_at_the_end([end])])
+    return table(rows) if len(rows) > 1 else "No change is finished yet."
+
+
+def _schedule(cell: dict) -> tuple:
+    return cell["data"], cell["labels"], cell["epochs"], cell["seed"]
+
+
+def _gain(values: list[float]) -> str:
+    """Points, and those of each seed where there are several."""
+    mean = f"{100 * statistics.mean(values):+.1f}"
+    each = ", ".join(f"{100 * value:+.1f}" for value in values)
+    return mean if len(values) == 1 else f"{mean} ({each})"
 
 
 def _mean_percent(values: list[float]) -> str:
@@ -1251,7 +1336,7 @@ def full_scale() -> str:
     found = read("full_scale")
     gpus = list(found["published"])
     head = ["recipes", "processes", "unlabeled", "supports", "memory, GB", "TFLOP", "messages", "MB"]
-    rows = [[*head, "steps", *(f"hours, {gpu}" for gpu in gpus)]]
+    rows = [[*head, "steps", *(f"at least, {gpu}" for gpu in gpus), "at SwAV's pace"]]
     for row in found["rows"].values():
         first, *more = row["recipes"]
         names = f"`{first}`" + (
@@ -1273,6 +1358,7 @@ def full_scale() -> str:
                     _from_to([f"{value:.1f}" for value in sorted(each[gpu] for each in hours)])
                     for gpu in gpus
                 ),
+                _from_to([f"{value:.0f}" for value in sorted(row["hours_like_swav"].values())] or ["-"]),
             ]
         )
     return table(rows)
@@ -1295,6 +1381,8 @@ BENCHES = {
     "export-files": export_files,
     "export-int8": export_int8,
     "long-schedule": long_schedule,
+    "long-schedule-gain": long_schedule_gain,
+    "long-schedule-parts": long_schedule_parts,
     "long-schedule-left": long_schedule_left,
     "full-scale": full_scale,
 }
