@@ -3,6 +3,7 @@ import { pointColors } from "/web/colors.js";
 import { PointIndex, bounds, fit, lassoed, pan, zoomAt } from "/web/geometry.js";
 import { filterOf, maskOf } from "/web/filters.js";
 import { MapCanvas } from "/web/map_canvas.js";
+import { contours } from "/web/map_contours.js";
 import { clusterNames } from "/web/map_names.js";
 
 const SIZES = [100_000, 1_000_000];
@@ -73,7 +74,8 @@ async function measure(points, options) {
   const view = fit(bounds(columns.x, columns.y), canvas.size);
   const colors = pointColors(columns, "predicted", CLASSES, false);
   const names = clusterNames(columns, "predicted", CLASSES);
-  const marks = { mask: null, selected: new Uint32Array(), hovered: 1, lasso: [], dark: false, names };
+  const lines = contours(columns);
+  const marks = { mask: null, contours: lines, selected: new Uint32Array(), hovered: 1, lasso: [], dark: false, names };
   const scene = { columns, view, fitScale: view.scale, colors, ...marks };
   const close = zoomAt(view, canvas.size, 640, 400, 4, { least: 0, most: 1e9 });
   const half = Uint32Array.from({ length: points / 2 }, (_, i) => 2 * i);
@@ -96,6 +98,7 @@ function reckon(columns, view) {
   const filter = { ...filterOf("all"), confidence: [0.5, 1] };
   return {
     recolor: milliseconds(() => pointColors(columns, "confidence", CLASSES, true)),
+    contours: milliseconds(() => contours(columns)),
     names: milliseconds(() => clusterNames(columns, "predicted", CLASSES)),
     filter: milliseconds(() => maskOf(/** @type {any} */ (filter), columns)),
     index: indexing,
