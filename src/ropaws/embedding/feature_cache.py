@@ -160,9 +160,7 @@ class FeatureStore:
                 continue
             if folder.name not in self._others and (views := _views_of(folder)) is not None:
                 shape = (views, self.shape[1])
-                self._others[folder.name] = FeatureStore(
-                    self.root, folder.name, shape, self.limit, self.warn
-                )
+                self._others[folder.name] = FeatureStore(self.root, folder.name, shape, self.limit, self.warn)
             if folder.name in self._others:
                 yield self._others[folder.name]
 
