@@ -5,9 +5,9 @@ python benchmarks/pool_sources.py [--images 2000]     writes results/pool_source
 The same JPEGs of 256 x 192 in a folder, tar shards, parquet (Hugging Face's layout), a zip file, behind
 fsspec's memory and a local web server. Each is listed, decoded and scaled to squares of 224 in this
 process, in turns, so that other load hits all alike: by the clock in the fastest turn, and by the seconds
-that the process computed (the web server is another one). `datasets` and `webdataset` (where they are installed)
-read the same parquet and tar shards, decode with Pillow and scale the same squares by Pillow. "cache" is
-the second look at the folder, from the memory-mapped cache of decoded squares.
+that the process computed (the web server is another one). `datasets` and `webdataset` (where they are
+installed) read the same parquet and tar shards, decode with Pillow and scale the same squares by Pillow.
+"cache" is the second look at the folder, from the memory-mapped cache of decoded squares.
 """
 
 import argparse

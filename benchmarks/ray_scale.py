@@ -2,10 +2,10 @@
 
 python benchmarks/ray_scale.py [--images 20000] [--turns 3]     writes results/ray_scale.json
 
-JPEGs of 32 pixels in tar shards (those of million.py) are labeled by a small network; nothing is in the cache of
-features. Each command is run as a person runs it, in turns. Its seconds count the start of Ray; images per second
-are those between the first part of each worker and the last one. Ray's own priority for workers, which is the
-lowest but four, is set to that of other programs.
+JPEGs of 32 pixels in tar shards (those of million.py) are labeled by a small network; nothing is in the
+cache of features. Each command is run as a person runs it, in turns. Its seconds count the start of Ray;
+images per second are those between the first part of each worker and the last one. Ray's own priority for
+workers, which is the lowest but four, is set to that of other programs.
 """
 
 import argparse
