@@ -877,13 +877,16 @@ def million() -> str:
     for stage in shown:
         cells = (measured.get(stage) for measured in found.values())
         rows.append([f"`{stage}`", *map(_million_cell, cells)])
-    sums = [[measured.get(stage, {}).get("cpu_seconds") for stage in stages[:5]] for measured in found.values()]
-    rows.append(["all but `explore`", *("-" if None in parts else f"{sum(parts) / 60:.0f} min" for parts in sums)])
+    sums = [
+        [measured.get(stage, {}).get("cpu_seconds") for stage in stages[:5]] for measured in found.values()
+    ]
+    whole = ("-" if None in parts else f"{sum(parts) / 60:.0f} min" for parts in sums)
+    rows.append(["all but `explore`", *whole])
     loads = [cell["load_average"] for measured in found.values() for cell in measured.values()]
     return (
-        "Processor seconds of each command with its workers, seconds by the clock in parentheses, peak memory:"
-        " JPEGs of 32 pixels in tar shards, small network, two cores beside other programs (load average"
-        f" {min(loads):.0f} to {max(loads):.0f}); `python benchmarks/million.py`.\n\n{table(rows)}"
+        "Processor seconds of each command with its workers, seconds by the clock in parentheses, peak"
+        " memory: JPEGs of 32 pixels in tar shards, small network, two cores beside other programs (load average"
+        f" {min(loads):.0f} to {max(loads):.0f}); `python benchmarks/million.py`:\n\n{table(rows)}"
     )
 
 
@@ -951,10 +954,18 @@ def billion() -> str:
 
 
 def explore_refit() -> str:
-    found = read("explore_refit")["seconds"]
-    names = list(next(iter(found.values())))
-    rows = [["images", *names]]
-    rows += [[f"{int(images):,}", *(f"{times[name]:g}" for name in names)] for images, times in found.items()]
+    found = read("explore_refit")
+    names = ("first suggestions", "refit", "accuracy estimate", "map")
+    rows = [["images", *names, "page of a filter, ms"]]
+    for images, times in found["seconds"].items():
+        computed = found["cpu_seconds"].get(images, {})
+        cells = [
+            "-" if name not in times
+            else f"{times[name]:g}" + (f" ({computed[name]:g})" if name in computed else "")
+            for name in names
+        ]  # fmt: skip
+        answers = found["milliseconds"].get(images, {}).get("answers")
+        rows.append([f"{int(images):,}", *cells, "-" if answers is None else f"{answers:.0f}"])
     return table(rows)
 
 
