@@ -885,8 +885,8 @@ def million() -> str:
     loads = [cell["load_average"] for measured in found.values() for cell in measured.values()]
     return (
         "Processor seconds of each command with its workers, seconds by the clock in parentheses, peak"
-        " memory: JPEGs of 32 pixels in tar shards, small network, two cores beside other programs (load average"
-        f" {min(loads):.0f} to {max(loads):.0f}); `python benchmarks/million.py`:\n\n{table(rows)}"
+        " memory: JPEGs of 32 pixels in tar shards, small network, two cores beside other programs (load"
+        f" average {min(loads):.0f} to {max(loads):.0f}); `python benchmarks/million.py`:\n\n{table(rows)}"
     )
 
 
