@@ -116,14 +116,9 @@ def test_images_that_come_in_small_parts_open_the_cache_once(photos, quick, monk
     )
     digests = []
     embedder = ropaws.Embedder("small", **quick | {"views": 0})
-    embedder.embedding(pool)
-    monkeypatch.setattr(
-        type(embedder.embedding(pool).encoder),
-        "backbone_digest",
-        lambda self, own=type(embedder.embedding(pool).encoder).backbone_digest: (
-            digests.append(1) or own(self)
-        ),
-    )
+    encoder = embedder.embedding(pool).encoder
+    read = encoder.backbone_digest
+    monkeypatch.setattr(type(encoder), "backbone_digest", lambda _: digests.append(1) or read())
     parts = [
         embedder.features(ImageStack(pool.images[start : start + 5], embedder.embedding(pool).image_size))
         for start in range(0, len(pool), 5)
