@@ -101,15 +101,16 @@ class _Index(NamedTuple):
     @classmethod
     def of(cls, segments: Sequence[Segment], start: int) -> "_Index":
         """Index the segments from number start on."""
-        parts = segments[start:]
+        parts = segments[start:]  # a copy: other threads may add some meanwhile
+        stop = start + len(parts)
         if not any(len(segment.keys) for segment in parts):
-            return cls(np.empty(0, f"S{KEY}"), np.empty((0, 2), np.int64), len(segments))
+            return cls(np.empty(0, f"S{KEY}"), np.empty((0, 2), np.int64), stop)
         keys = _as_text(np.concatenate([segment.keys for segment in parts]))
         lengths = [len(segment.keys) for segment in parts]
-        number = np.repeat(np.arange(start, len(segments)), lengths)
+        number = np.repeat(np.arange(start, stop), lengths)
         row = np.concatenate([np.arange(length) for length in lengths])
         order = np.argsort(keys, kind="stable")
-        return cls(keys[order], np.stack([number, row], axis=1)[order], len(segments))
+        return cls(keys[order], np.stack([number, row], axis=1)[order], stop)
 
     def find(self, keys: NDArray[np.uint8]) -> Where:
         """keys (n, KEY)  ->  (n, 2)"""
