@@ -36,7 +36,7 @@ from ropaws.embedding.backbones import (
     view_sizes,
 )
 from ropaws.embedding.encoder import Encoder
-from ropaws.embedding.feature_cache import default_folder
+from ropaws.embedding.feature_cache import FeatureStore, default_folder
 from ropaws.embedding.feature_check import useless_features
 from ropaws.embedding.frozen_features import CHUNK, Embedding, embed_images, frozen_features
 from ropaws.embedding.joined_backbones import JoinedBackbone
@@ -201,6 +201,8 @@ class Embedder:
         self.cache = None if cache is None else Path(cache)
         self.cache_gb = cache_gb
         self._embedding = backbone if isinstance(backbone, Embedding) else None
+        self._kinds: dict[tuple[int, str], Embedding] = {}  # each reads the weights once, for its digest
+        self._stores: dict[str, FeatureStore] = {}
         if isinstance(backbone, Embedding):
             return
         if not 0 <= views <= MOST_VIEWS:
@@ -268,7 +270,8 @@ class Embedder:
             one_by_one: The caller shows progress and lists unreadable images itself, however many.
         """
         own = self._fitted
-        wanted = own.in_views(own.views if views is None else views, kind)
+        count = own.views if views is None else views
+        wanted = self._kinds.setdefault((count, repr(kind)), own.in_views(count, kind))
         return embed_images(
             images,
             wanted,
@@ -278,6 +281,7 @@ class Embedder:
             together=together,
             few_unreadable=not one_by_one,
             keys=keys,
+            stores=self._stores,
         )
 
     def corpus(self, corpus: Corpus, kinds: Sequence[View | None] = (None,)) -> Corpus:

@@ -132,6 +132,7 @@ def embed_images(
     together: bool = False,
     few_unreadable: bool = True,
     keys: NDArray[np.uint8] | None = None,
+    stores: dict[str, FeatureStore] | None = None,
 ) -> EmbeddedImages:
     """Images with their features, from the cache as far as they are there.
 
@@ -144,6 +145,8 @@ def embed_images(
         together: All processes of the run call this; each computes its part of what is missing.
         few_unreadable: More than a tenth of them is an error.
         keys: (n, KEY) of the files that images in memory were decoded from; by default those of their pixels.
+        stores: Opened caches by digest, for a caller that asks for a few images again and again: opening one
+            takes time by the number of images that it holds.
 
     Returns:
         The images. The row of an unreadable one is that of the next readable one.
@@ -159,14 +162,18 @@ def embed_images(
         found = [
             embed_images(
                 _at_size(pixels, part.image_size), part, data, watch=watch, warn=warn, together=together,
-                few_unreadable=few_unreadable, keys=keys,
+                few_unreadable=few_unreadable, keys=keys, stores=stores,
             )
             for part in embedding.parts
         ]  # fmt: skip
         return _side_by_side(pixels, found, embedding.digest)
     shape = (embedding.views + 1, embedding.encoder.feature_dims)
     folder = data.feature_cache or default_folder()
-    store = FeatureStore(folder, embedding.digest, shape, data.cache_gb * 2**30, warn)
+    store = None if stores is None else stores.get(embedding.digest)
+    store = store or FeatureStore(folder, embedding.digest, shape, data.cache_gb * 2**30, warn)
+    if stores is not None:
+        stores[embedding.digest] = store
+    store.limit = data.cache_gb * 2**30
     known = image_keys(pixels) if keys is None else ImageKeys(keys.copy(), np.ones(len(keys), bool))
     if together and place().size > 1 and isinstance(pixels, ImageStack):  # others were compared before
         check_same({"contents of training images": named_keys(pixels.files, known.values)})

@@ -34,7 +34,7 @@ from ropaws.pool.whole_images import Whole, squeeze
 WHITE = 65535  # of gray images of 16 bits, which Pillow also opens as 32 bits
 STRIP = 1 << 22  # pixels that are converted at a time
 CHUNK = 32  # images a worker takes at a time
-FIRST_SECONDS = 0.3  # of work before workers are started: about what it takes to start them
+FIRST_SECONDS = 0.3  # of work, done and left, up to which no workers are started: they take about that
 AT_ONCE = 16  # images behind addresses that a worker waits for at a time
 
 P = TypeVar("P")
@@ -245,7 +245,12 @@ def in_workers(function: Callable[[P], R], items: Sequence[P], *, workers: int |
     workers = own_cores() if workers is None else workers
     done, seconds = 0, 0.0
     step = CHUNK if any(isinstance(item, RemoteImage) for item in items) else 1
-    while done < len(items) and (workers < 2 or len(items) - done <= CHUNK or seconds < FIRST_SECONDS):
+    while done < len(items) and (
+        workers < 2
+        or len(items) - done <= CHUNK
+        or seconds < FIRST_SECONDS
+        or seconds / done * (len(items) - done) < FIRST_SECONDS
+    ):
         begun = time.monotonic()
         results = list(_read_each(function, items[done : done + step]))
         seconds += time.monotonic() - begun
