@@ -140,7 +140,8 @@ class Encoder(nn.Module):
             with self._precision(images):
                 h = self.projection(self.backbone(images))
                 z = self.prediction(h)
-        return Embeddings(F.normalize(_widen(h), dim=1), F.normalize(_widen(z), dim=1))
+        unit = F.normalize(_widen(h), dim=1)
+        return Embeddings(unit, unit if z is h else F.normalize(_widen(z), dim=1))
 
     def _precision(self, images: Tensor) -> AbstractContextManager[object]:
         kind = images.device.type

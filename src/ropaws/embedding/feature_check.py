@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from scipy.special import bdtr
 from torch import Tensor
 
 from ropaws.core.features import Features
@@ -48,6 +47,8 @@ def _at_chance(rows: Tensor, labels: Tensor) -> str | None:
     scores = rows @ (sums / counts[:, None]).T
     own = ((sums[numbers] - rows) / (counts[numbers] - 1).clamp_min(1)[:, None] * rows).sum(dim=1)
     scores[torch.arange(len(rows)), numbers] = own
+    from scipy.special import bdtr  # slow to load
+
     right = int((scores.argmax(dim=1) == numbers)[known].sum())
     seen, chance = int(known.sum()), float(counts.max() / counts.sum())
     if right and bdtr(right - 1, seen, chance) >= CHANCE:  # so many draw fewer at random
