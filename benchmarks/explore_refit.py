@@ -18,7 +18,7 @@ from timing import read_results, write_results
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting
 from ropaws.explore.fitting import Answered
-from ropaws.insight import pool_map
+from ropaws.insight import neighbors
 
 SIZES = (1_000, 10_000, 100_000)
 CLASSES, LABELS, DIMS = 10, 8, 256
@@ -51,7 +51,7 @@ def measured(images: int, wanted: Sequence[str]) -> dict[str, float]:
         "first suggestions": lambda: fitting.cold_start(points, nothing),
         "refit": refit,
         "accuracy estimate": lambda: fitting.estimate(points, answered, fitted, lambda *_: None),
-        "map": lambda: pool_map.full_map(points),
+        "map": lambda: neighbors.full_map(points),
     }
     seconds = {}
     for name in wanted:

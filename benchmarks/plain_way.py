@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np, torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
-from ropaws.embedding.efficientnet_lite import EfficientNetLite0, pretrained_weights
+from ropaws.embedding.convnets import EfficientNetLite0, pretrained_weights
 root, size = Path(sys.argv[1]), int(sys.argv[2])
 net = EfficientNetLite0().eval(); net.load_state_dict(pretrained_weights())
 def look(path):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.embedding import efficientnet_lite as lite
+from ropaws.embedding import convnets as lite
 from ropaws.embedding import embedder as embedding
 from ropaws.pool.augment import center_view
 from ropaws.pool.decoding import read_square

@@ -13,9 +13,8 @@ from ropaws.classify.pool_prior import in_class_probability
 from ropaws.core.features import main_points
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.insight import suggestions
-from ropaws.insight.label_choice import STRATEGIES, Situation
 from ropaws.insight.metrics import detection
-from ropaws.insight.suggestions import OURS, coverage, row_weights, suggest
+from ropaws.insight.suggestions import OURS, STRATEGIES, Situation, coverage, row_weights, suggest
 
 
 def pool(per_cluster=40, clusters=6, seed=0, spread=0.15, d=16):

@@ -219,7 +219,7 @@ def test_embedded_garments_with_default_settings(tmp_path, capsys):
     """Five classes with five labels each; the pool has these and five kinds more."""
     from PIL import Image
 
-    from ropaws.pool.datasets.mixes import embedded_truth
+    from ropaws.pool.datasets.catalog import embedded_truth
     from ropaws.pool.sources import DataConfig, load_corpus
 
     corpus = load_corpus(DataConfig(source="fashion-demo"))

@@ -32,12 +32,9 @@ from ropaws.embedding.pretrained import known_name
 from ropaws.pool.augment import AugmentConfig, Normalization, Part, View, augment, center_view
 from ropaws.pool.content import KEY_BYTES as KEY
 from ropaws.pool.content import content_key, named_keys
-from ropaws.pool.corpus import EmbeddedImages, Images, pixels_of, whole_batch
-from ropaws.pool.decoding import ReadBatch, in_workers, read_batch
-from ropaws.pool.reading import check_unreadable
+from ropaws.pool.corpus import EmbeddedImages, Images, ImageStack, check_unreadable, pixels_of, whole_batch
+from ropaws.pool.decoding import Crop, ReadBatch, WholeBatch, WholeImages, in_workers, read_batch
 from ropaws.pool.sources import DataConfig, Watch
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import Crop, WholeBatch, WholeImages
 
 
 def folded(backbone: nn.Module) -> nn.Module:

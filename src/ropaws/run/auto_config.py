@@ -13,26 +13,29 @@ from ropaws.core.distributed import planned_place
 from ropaws.core.features import Features
 from ropaws.core.hardware import choose_device
 from ropaws.core.labels import OUT_OF_CLASS_NAME
+from ropaws.core.optimizers import OptimConfig
 from ropaws.core.randomness import SupportConfig
 from ropaws.embedding.backbones import (
     FEATURES,
     PRETRAINED,
     ModelConfig,
+    choose_size,
     download_notice,
+    own_sizes,
+    pretrained_view,
     recognize_backbone,
+    shorter_sides,
 )
 from ropaws.embedding.joined_backbones import part_names
 from ropaws.embedding.pretrained import AUTO, LITE, NETWORKS, best_at_hand, weights_at_hand
-from ropaws.embedding.pretrained_views import choose_size, own_sizes, pretrained_view, shorter_sides
 from ropaws.embedding.timm_backbone import TIMM
 from ropaws.methods import Method, RoPAWS
 from ropaws.methods.pool_calibration import JudgedMethod
 from ropaws.pool.augment import AugmentConfig
+from ropaws.pool.corpus import ImageFiles, own_images
 from ropaws.pool.datasets.feature_file import read_features
-from ropaws.pool.reading import ImageFiles, own_images
 from ropaws.pool.sources import DataConfig
 from ropaws.run.config import RunConfig, TrainConfig
-from ropaws.training.optim import OptimConfig
 
 EPOCHS = 30
 SUPPORT_ROWS = 80  # labeled views per step to aim for

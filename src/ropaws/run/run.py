@@ -27,11 +27,17 @@ from ropaws.embedding.frozen_features import center_features
 from ropaws.methods import LabeledEmbeddings, Method, encoder_of
 from ropaws.pool.augment import center_view
 from ropaws.pool.content import ImageRef
-from ropaws.pool.corpus import Corpus, EmbeddedImages, Images, features_of, pixels_of
+from ropaws.pool.corpus import (
+    Corpus,
+    EmbeddedImages,
+    Images,
+    ImageStack,
+    drop_unreadable_tests,
+    features_of,
+    pixels_of,
+)
 from ropaws.pool.listing import Pool
-from ropaws.pool.reading import drop_unreadable_tests
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.config import RunConfig, embedder_of, read_config, to_json
 from ropaws.run.manifest import (
     DataFacts,
