@@ -11,7 +11,7 @@ from ropaws.embedding.backbones import Encoder
 from ropaws.embedding.encoder import ComponentsHead, KnownFeatures, linear_head
 from ropaws.methods import Method
 from ropaws.pool.augment import AugmentConfig, Normalization
-from ropaws.run.auto_config import HEAD_OPTIM
+from ropaws.run.own_data import HEAD_OPTIM
 from ropaws.run.train_state import in_main_directions
 from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import fit

@@ -46,8 +46,8 @@ from ropaws.pool.augment import center_view
 from ropaws.pool.corpus import Corpus
 from ropaws.pool.sources import DataConfig, load_corpus
 from ropaws.recipes.paper import cifar
-from ropaws.run.auto_config import HEAD_METHOD, HEAD_OPTIM
 from ropaws.run.config import RunConfig, TrainConfig
+from ropaws.run.own_data import HEAD_METHOD, HEAD_OPTIM
 from ropaws.run.train_state import TrainState, prepare, stream_of
 from ropaws.training.loop import finish, fit
 

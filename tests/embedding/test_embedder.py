@@ -16,7 +16,7 @@ from ropaws.embedding import convnets as lite
 from ropaws.embedding import embedder as embedding
 from ropaws.pool.augment import center_view
 from ropaws.pool.decoding import read_square
-from ropaws.run.auto_config import fit_settings
+from ropaws.run.own_data import fit_settings
 from tests.photos import fails, make_photos, save
 
 QUIET = Console(quiet=True)

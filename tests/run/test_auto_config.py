@@ -16,7 +16,7 @@ from ropaws.embedding import convnets
 from ropaws.embedding.backbones import LITE, ModelConfig, build_encoder
 from ropaws.pool.listing import list_labeled, list_unlabeled, merge
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.run.auto_config import fit_settings, parse_time
+from ropaws.run.own_data import fit_settings, parse_time
 from tests.photos import fails
 
 ROOT = Path(__file__).parents[2]

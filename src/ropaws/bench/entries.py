@@ -26,9 +26,9 @@ from ropaws.methods import BYOL, METHODS, FineTune, Method, RealMix, RoPAWS, mak
 from ropaws.pool.augment import AugmentConfig
 from ropaws.pool.corpus import Corpus, in_memory, resized
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.run.auto_config import HEAD_METHOD, HEAD_OPTIM
 from ropaws.run.config import RunConfig, TrainConfig
 from ropaws.run.outputs import pool_truth
+from ropaws.run.own_data import HEAD_METHOD, HEAD_OPTIM
 
 PRETRAINING = 0.8  # share of the budget that a self-supervised phase takes
 # Methods that need another run first, with the share of the budget of each phase.

@@ -27,6 +27,7 @@ from ropaws.core.locks import locked_file
 from ropaws.core.terminal import Terminal, watch_files
 from ropaws.embedding.backbones import (
     PRETRAINED,
+    JoinedBackbone,
     ModelConfig,
     build_encoder,
     check_model,
@@ -41,7 +42,6 @@ from ropaws.embedding.backbones import (
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.feature_cache import default_folder
 from ropaws.embedding.frozen_features import CHUNK, Embedding, embed_images, frozen_features
-from ropaws.embedding.joined_backbones import JoinedBackbone
 from ropaws.embedding.pretrained import AUTO, NETWORKS, best_at_hand, weights_input
 from ropaws.pool.augment import AugmentConfig, Normalization, View
 from ropaws.pool.content import Unreadable

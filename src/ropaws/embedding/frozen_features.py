@@ -25,9 +25,9 @@ from ropaws.core.features import FeatureBank
 from ropaws.core.randomness import FROZEN_VIEWS, generator
 from ropaws.core.terminal import counted
 from ropaws.core.worker_pool import map_in_workers
+from ropaws.embedding.backbones import JoinedFeatures, side_by_side
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.feature_cache import SEGMENT, FeatureStore, Where, default_folder
-from ropaws.embedding.joined_backbones import JoinedFeatures, side_by_side
 from ropaws.embedding.pretrained import known_name
 from ropaws.pool.augment import AugmentConfig, Normalization, Part, View, augment, center_view
 from ropaws.pool.content import KEY_BYTES as KEY

@@ -23,12 +23,12 @@ from ropaws.embedding.backbones import (
     FEATURES,
     PRETRAINED,
     build_encoder,
+    init_files,
     load_init,
     pretrained_normalization,
 )
 from ropaws.embedding.embedder import useless_features
 from ropaws.embedding.encoder import ComponentsHead, Encoder
-from ropaws.embedding.joined_backbones import init_files
 from ropaws.embedding.weight_files import read_weights
 from ropaws.methods import encoder_of, method_name
 from ropaws.pool.augment import Normalization, kind_of
