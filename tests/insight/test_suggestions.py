@@ -91,8 +91,10 @@ def test_doubt_that_comes_from_being_outside_does_not_count():
     assert found == sorted(found, reverse=True)
 
 
-def test_greedy_coverage_is_the_loop(monkeypatch):
+@pytest.mark.parametrize("looked_at", [1, 64])
+def test_greedy_coverage_is_the_loop(monkeypatch, looked_at):
     """Each pick by the definition, one candidate after the other."""
+    monkeypatch.setattr(suggestions, "LOOKED_AT", looked_at)
     points, _, labels = pool(12, 3, spread=0.5)
     points, random = main_points(points), np.random.default_rng(0)
     labels[[3, 20]] = torch.tensor([0, OUT_OF_CLASS])

@@ -22,6 +22,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ropaws.core.distributed import check_same, place, share, wait_for_all
 from ropaws.core.features import FeatureBank
+from ropaws.core.hardware import keep_freed_memory
 from ropaws.core.randomness import FROZEN_VIEWS, generator
 from ropaws.core.terminal import counted
 from ropaws.core.worker_pool import map_in_workers
@@ -410,6 +411,8 @@ def _describer(embedding: Embedding) -> Callable[[Tensor, WholeBatch], NDArray[n
     """Central squares, and what random views are made of  ->  (b, views + 1, d), the center view first"""
     features_of_views = frozen_features(embedding.encoder)
     device = next(embedding.encoder.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
     view, normalize = embedding.view, embedding.normalize
 
     @torch.no_grad()

@@ -207,6 +207,7 @@ REACH, FIRST_REACH = 0.7, 0.3
 DOUBT = 0.5  # exponent of 1 - margin in the weight of a row
 LEAST = 1e-6  # weight: where all else is covered, any row is better than none
 MOST = 4096  # rows that are compared with one another, at most
+LOOKED_AT = 64  # rows whose gain is computed anew at a time
 
 
 class Suggestion(NamedTuple):
@@ -274,15 +275,28 @@ def coverage(situation: Situation, count: int, seed: int) -> list[int]:
     covered = torch.zeros(len(rows))
     if len(situation.answered):
         covered = (((points[rows] @ points[situation.answered].T).amax(dim=1) - 1) / reach).exp()
-    left = torch.ones(len(rows), dtype=torch.bool)
+    gain = torch.full((len(rows),), torch.inf)  # at least: what a row adds only falls with each pick
     picks: list[int] = []
     for _ in range(min(count, len(rows))):
-        gain = (kernel - covered).clamp_min_(0) @ weights
-        best = int(gain.masked_fill(~left, -1).argmax())
+        best = _largest_gain(gain, kernel, covered, weights)
         picks.append(int(rows[best]))
         covered = torch.maximum(covered, kernel[best])
-        left[best] = False
+        gain[best] = -1
     return picks
+
+
+def _largest_gain(gain: Tensor, kernel: Tensor, covered: Tensor, weights: Tensor) -> int:
+    """Position of the row that adds most; only gains that may be the largest are computed anew, in place.
+
+    gain (k,) of earlier rounds, at least those of this one; kernel (k, k), covered (k,), weights (k,)
+    """
+    old = gain >= 0
+    while old[best := int(gain.argmax())]:
+        likely = gain.where(old, -torch.inf).topk(min(LOOKED_AT, len(gain))).indices
+        likely = likely[old[likely]]
+        gain[likely] = (kernel[likely] - covered).clamp_min_(0) @ weights
+        old[likely] = False
+    return best
 
 
 def row_weights(situation: Situation) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ropaws.classify.propagation import Kernel
 from ropaws.core.features import Features
 from ropaws.core.files import TENSOR_FILE, check_regular
-from ropaws.core.hardware import choose_device, choose_precision, half_type
+from ropaws.core.hardware import choose_device, choose_precision, half_type, keep_freed_memory
 from ropaws.core.randomness import ANALYSIS, generator
 from ropaws.core.records import Outputs
 from ropaws.core.run_layout import CONFIG, EMBEDDINGS, MODEL
@@ -155,6 +155,8 @@ class Run:
         check_network(self.path, self.config, self.facts, self._snapshot)
         model = build_model(self.config, self.facts, half)
         load_model(self.path, model, self._snapshot)
+        if device.type == "cpu":
+            keep_freed_memory()
         return model.to(device).eval()
 
     def at_snapshot(self, weights: Path) -> "Run":
