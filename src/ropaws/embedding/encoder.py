@@ -142,9 +142,14 @@ class Encoder(nn.Module):
         return self
 
     def train(self, mode: bool = True) -> "Encoder":
-        super().train(mode)
-        for module in self._fixed()[1]:
-            module.eval()  # its batch statistics stay too
+        if not self.frozen:
+            super().train(mode)
+            for module in self._fixed()[1]:
+                module.eval()  # its batch statistics stay too
+            return self
+        self.training = mode
+        for part in self.children():
+            part.train(mode and part is not self.backbone)
         return self
 
     def _fixed(self) -> tuple[list[nn.Parameter], list[nn.Module]]:
