@@ -27,7 +27,7 @@ from ropaws.explore.fitting import Answered
 from ropaws.explore.images import ListedImages
 from ropaws.explore.pool import Pool, RunOutputs
 from ropaws.explore.session import Session
-from ropaws.insight import pool_map
+from ropaws.insight import neighbors
 from ropaws.pool.shards import TarMember
 
 SIZES = (1_000, 10_000, 100_000)
@@ -71,7 +71,7 @@ def measured(images: int, wanted: Sequence[str]) -> dict[str, dict[str, float]]:
         "first suggestions": lambda: fitting.cold_start(points, nothing),
         "refit": refit,
         "accuracy estimate": lambda: fitting.estimate(points, answered, fitted, lambda *_: None),
-        "map": lambda: pool_map.full_map(points),
+        "map": lambda: neighbors.full_map(points),
     }
     found: dict[str, dict[str, float]] = {"seconds": {}, "cpu_seconds": {}}
     for name in wanted:

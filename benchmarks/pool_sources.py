@@ -32,9 +32,8 @@ from many_files import write_images
 from PIL import Image
 from timing import write_results
 
-from ropaws.pool.decoding import read_squares
+from ropaws.pool.decoding import SquareCache, read_squares
 from ropaws.pool.listing import Pool
-from ropaws.pool.square_cache import SquareCache
 
 SIZE, SHARDS, TURNS = 224, 4, 3
 

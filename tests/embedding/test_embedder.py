@@ -12,13 +12,13 @@ from rich.console import Console
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.embedding import efficientnet_lite as lite
+from ropaws.embedding import convnets as lite
 from ropaws.embedding import embedder as embedding
 from ropaws.embedding import frozen_features
 from ropaws.pool.augment import center_view
+from ropaws.pool.corpus import ImageStack
 from ropaws.pool.decoding import read_square
-from ropaws.pool.streaming import ImageStack
-from ropaws.run.auto_config import fit_settings
+from ropaws.run.own_data import fit_settings
 from tests.photos import fails, make_photos, save
 
 QUIET = Console(quiet=True)

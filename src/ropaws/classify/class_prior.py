@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
@@ -129,6 +128,8 @@ def bounded(frequencies: Tensor) -> Tensor:
 
 def with_interval(frequencies: Tensor, labels: int) -> ClassPrior:
     """Give frequencies the intervals that the labels alone, drawn at random, would give them.   (c,)"""
+    from scipy.special import betaincinv  # slow to load
+
     share = frequencies.double().numpy()
     low, high = (
         torch.from_numpy(betaincinv(labels * share + 0.5, labels * (1 - share) + 0.5, level)).to(frequencies)

@@ -22,22 +22,20 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ropaws.core.distributed import check_same, place, share, wait_for_all
 from ropaws.core.features import FeatureBank
+from ropaws.core.hardware import keep_freed_memory
 from ropaws.core.randomness import FROZEN_VIEWS, generator
 from ropaws.core.terminal import counted
 from ropaws.core.worker_pool import map_in_workers
+from ropaws.embedding.backbones import JoinedFeatures, side_by_side
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.feature_cache import SEGMENT, FeatureStore, Where, default_folder
-from ropaws.embedding.joined_backbones import JoinedFeatures, side_by_side
 from ropaws.embedding.pretrained import known_name
 from ropaws.pool.augment import AugmentConfig, Normalization, Part, View, augment, center_view
 from ropaws.pool.content import KEY_BYTES as KEY
 from ropaws.pool.content import content_key, named_keys
-from ropaws.pool.corpus import EmbeddedImages, Images, pixels_of, whole_batch
-from ropaws.pool.decoding import ReadBatch, in_workers, read_batch
-from ropaws.pool.reading import check_unreadable
+from ropaws.pool.corpus import EmbeddedImages, Images, ImageStack, check_unreadable, pixels_of, whole_batch
+from ropaws.pool.decoding import Crop, ReadBatch, WholeBatch, WholeImages, in_workers, read_batch
 from ropaws.pool.sources import DataConfig, Watch
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import Crop, WholeBatch, WholeImages
 
 
 def folded(backbone: nn.Module) -> nn.Module:
@@ -420,6 +418,8 @@ def _describer(embedding: Embedding) -> Callable[[Tensor, WholeBatch], NDArray[n
     """Central squares, and what random views are made of  ->  (b, views + 1, d), the center view first"""
     features_of_views = frozen_features(embedding.encoder)
     device = next(embedding.encoder.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
     view, normalize = embedding.view, embedding.normalize
 
     @torch.no_grad()
