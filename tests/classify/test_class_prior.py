@@ -10,7 +10,7 @@ import torch
 from ropaws import RoPAWSClassifier
 from ropaws.classify import head
 from ropaws.classify.class_prior import (
-    NOISE,
+    UNSPREAD,
     bounded,
     checked_class_prior,
     jackknife_error,
@@ -145,10 +145,10 @@ def test_small_differences_are_noise_where_labels_are_equal():
     assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1).tolist() == pytest.approx([1 / 3] * 3)
     found = shrunk(torch.tensor([0.8, 0.16, 0.04]), 0.2)
     distance = np.linalg.norm(np.array([0.8, 0.16, 0.04]) - 1 / 3)
-    expected = np.array([0.8, 0.16, 0.04]) ** (1 - (NOISE * 0.2 / distance) ** 4)
+    expected = np.array([0.8, 0.16, 0.04]) ** (UNSPREAD * (1 - (0.2 / distance) ** 4))
     assert found.tolist() == pytest.approx(expected / expected.sum())
-    # Where nothing is left to chance, what is found is the truth.
-    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.0).tolist() == pytest.approx([0.3, 0.36, 0.34])
+    surely = np.array([0.3, 0.36, 0.34]) ** UNSPREAD  # nothing is left to chance
+    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.0).tolist() == pytest.approx(surely / surely.sum())
     assert shrunk(torch.tensor([0.8, 0.1, 0.1]), math.inf).tolist() == pytest.approx([1 / 3] * 3)
 
 
