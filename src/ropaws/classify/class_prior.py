@@ -15,8 +15,8 @@ from torch import Tensor
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
-# Power of counted frequencies: wrong predictions are spread over the classes, so that counts are closer to equal
-# classes than the truth is.
+# Power of counted frequencies: wrong predictions are spread over the classes, so that counts are closer to
+# equal classes than the truth is.
 UNSPREAD = 1.5
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
@@ -94,8 +94,8 @@ def sampled(counts: Tensor) -> Tensor:
 def shrunk(frequencies: Tensor, error: float) -> Tensor:
     """Frequencies drawn to equal classes by what chance explains of the difference.
 
-    (c p(y))^g with g = 1.5 (1 - (error / |p - 1/c|)^4), or 0: within one standard error of equal classes a pool
-    is taken for balanced.   (c,)  ->  (c,) sums to 1
+    (c p(y))^g with g = 1.5 (1 - (error / |p - 1/c|)^4), or 0: within one standard error of equal classes a
+    pool is taken for balanced.   (c,)  ->  (c,) sums to 1
     error: standard error of the frequencies, over all classes together, as jackknife_error finds it
     """
     distance = float((frequencies - 1 / len(frequencies)).norm())
