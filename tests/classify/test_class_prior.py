@@ -10,7 +10,7 @@ import torch
 from ropaws import RoPAWSClassifier
 from ropaws.classify import head
 from ropaws.classify.class_prior import (
-    UNSPREAD,
+    NOISE,
     bounded,
     checked_class_prior,
     jackknife_error,
@@ -142,14 +142,16 @@ def test_few_labels_that_differ_by_chance_say_that_classes_are_equal():
 
 
 def test_small_differences_are_noise_where_labels_are_equal():
-    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1).tolist() == pytest.approx([1 / 3] * 3)
-    found = shrunk(torch.tensor([0.8, 0.16, 0.04]), 0.2)
-    distance = np.linalg.norm(np.array([0.8, 0.16, 0.04]) - 1 / 3)
-    expected = np.array([0.8, 0.16, 0.04]) ** (UNSPREAD * (1 - (0.2 / distance) ** 4))
-    assert found.tolist() == pytest.approx(expected / expected.sum())
-    surely = np.array([0.3, 0.36, 0.34]) ** UNSPREAD  # nothing is left to chance
-    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.0).tolist() == pytest.approx(surely / surely.sum())
-    assert shrunk(torch.tensor([0.8, 0.1, 0.1]), math.inf).tolist() == pytest.approx([1 / 3] * 3)
+    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1, wrong=0.0).tolist() == pytest.approx([1 / 3] * 3)
+    counted = np.array([0.8, 0.16, 0.04])
+    distance = np.linalg.norm(counted - 1 / 3)
+    for wrong in (0.0, 0.4):
+        found = shrunk(torch.from_numpy(counted), 0.2, wrong=wrong)
+        expected = counted ** ((1 + wrong) * (1 - (NOISE * 0.2 / distance) ** 4))
+        assert found.tolist() == pytest.approx(expected / expected.sum())
+    # Where nothing is left to chance and every prediction is right, what is found is the truth.
+    assert shrunk(torch.from_numpy(counted), 0.0, wrong=0.0).tolist() == pytest.approx(counted)
+    assert shrunk(torch.from_numpy(counted), math.inf, wrong=0.0).tolist() == pytest.approx([1 / 3] * 3)
 
 
 def test_the_error_of_a_mean_is_what_the_jackknife_says():

@@ -15,9 +15,7 @@ from torch import Tensor
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
-# Power of counted frequencies: wrong predictions are spread over the classes, so that counts are closer to
-# equal classes than the truth is.
-UNSPREAD = 1.5
+NOISE = 0.9  # distance to equal classes, in standard errors, up to which a pool is taken for balanced
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
 SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
@@ -91,15 +89,17 @@ def sampled(counts: Tensor) -> Tensor:
     return (equal + kept * (numbers / numbers.sum() - equal)).float()
 
 
-def shrunk(frequencies: Tensor, error: float) -> Tensor:
-    """Frequencies drawn to equal classes by what chance explains of the difference.
+def shrunk(frequencies: Tensor, error: float, *, wrong: float) -> Tensor:
+    """Counted frequencies without what chance and wrong predictions explain.
 
-    (c p(y))^g with g = 1.5 (1 - (error / |p - 1/c|)^4), or 0: within one standard error of equal classes a
-    pool is taken for balanced.   (c,)  ->  (c,) sums to 1
+    (c p(y))^g with g = (1 + wrong) (1 - (NOISE error / |p - 1/c|)^4), or 0.   (c,)  ->  (c,) sums to 1
     error: standard error of the frequencies, over all classes together, as jackknife_error finds it
+    wrong: expected share of wrong predictions. They are spread over the classes, so that counts are closer to
+        equal classes than the truth is.
     """
-    distance = float((frequencies - 1 / len(frequencies)).norm())
-    found = frequencies ** (UNSPREAD * (1 - (error / distance) ** 4) if distance > error else 0.0)
+    distance, noise = float((frequencies - 1 / len(frequencies)).norm()), NOISE * error
+    power = (1 + wrong) * (1 - (noise / distance) ** 4) if distance > noise else 0.0
+    found = frequencies**power
     return found / found.sum()
 
 

@@ -182,7 +182,6 @@ class Scored(NamedTuple):
 
     curve: PriorCurve
     scores: Tensor  # (n,)
-    has_gap: bool  # between in-class and out-of-class rows
 
 
 class PoolPrior(nn.Module):
@@ -309,7 +308,7 @@ class PoolPrior(nn.Module):
         )
         if class_prior == "auto":
             self._estimate_frequencies(own[where.cpu()])
-        curve, scores, _ = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
+        curve, scores = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
         self.prior.copy_(self._answered(curve(scores), lambda: pool.map(self._votes)))
         self.prior[where.to(self.prior.device)] = 1.0
         self.prior[apart.to(self.prior.device)] = 0.0
@@ -337,7 +336,7 @@ class PoolPrior(nn.Module):
         self.curve.copy_(torch.tensor(curve))
         self.share.copy_(torch.tensor(share))
         self.border.fill_(border_score(rest, share.estimate, gap))
-        return Scored(curve, scores, gap is not None)
+        return Scored(curve, scores)
 
     def _sample_evidence(self, known: Known) -> Tensor:
         """Of the sample; no image counts itself in the density of the pool.   ->  (m, 3)"""
@@ -352,7 +351,7 @@ class PoolPrior(nn.Module):
         unlabeled[own[own >= 0]] = False
         if self.classes < 2 or int(unlabeled.sum()) < 2:
             return
-        curve, scores, has_gap = self._fit_scores(self._sample_evidence, unlabeled, own)
+        curve, scores = self._fit_scores(self._sample_evidence, unlabeled, own)
         rows = unlabeled.nonzero().squeeze(1)
         rows = rows[choose_voters(len(rows), VOTERS)]
         points = self.sample[rows.to(self.sample.device)]
@@ -360,33 +359,33 @@ class PoolPrior(nn.Module):
         likely = self._answered(
             likely, lambda: answer_votes(points, self.labeled, self.outside, self.typical)
         )
-        # Images of a frequent class look less in-class than they are until it is known to be frequent: only
-        # where there is a gap, or an answer, do they count for less before.
-        told_apart = has_gap or len(self.outside) > 0
-        inside = likely if told_apart else torch.ones_like(likely)
         everything = torch.ones(len(self.labels), dtype=torch.bool, device=self.labels.device)
-        found, counts = self._counted(points, inside, everything), self._counts.to(likely)
-        start = self.class_prior
+        nearest, counts = self._reached(points, likely, everything), self._counts.to(likely)
+        found, start = self._counted(nearest, likely), self.class_prior
         if start is not None and labels_agree(counts, found):
-            found = torch.lerp(found, start, LABEL_SHARE)
-        else:
-            left_out = [self._counted(points, inside, ~part) for part in self._label_parts()]
-            found = shrunk(found, jackknife_error(torch.stack(left_out)))
-        self._set_frequencies(found)
+            self._set_frequencies(torch.lerp(found, start, LABEL_SHARE))
+            return
+        left_out = [self._counted(self._reached(points, likely, ~p), likely) for p in self._label_parts()]
+        agree = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
+        agreement = float(likely @ agree / likely.sum().clamp_min(eq.TINY))
+        right = expected_accuracy(agreement, float(self.confidence[0]), self.classes)
+        self._set_frequencies(shrunk(found, jackknife_error(torch.stack(left_out)), wrong=1 - right))
 
-    def _counted(self, points: Tensor, inside: Tensor, kept: Tensor) -> Tensor:
-        """Class frequencies among points (n, d) that are in-class as likely, by some of the labels.
+    def _counted(self, nearest: Tensor, inside: Tensor) -> Tensor:
+        """Frequencies of the classes of points (n,) that are in-class as likely.   ->  (c,)"""
+        return smoothed(inside.new_zeros(self.classes).index_add(0, nearest, inside))
 
-        Each point counts for the class whose labels reach it most, all classes having the same weight. Mean
-        probabilities would be closer to equal classes than the truth is, as no prediction is sure.
-        kept (l,): which labels  ->  (c,)
+    def _reached(self, points: Tensor, inside: Tensor, kept: Tensor) -> Tensor:
+        """The class whose labels reach each point (n, d) most, all classes having the same weight.   ->  (n,)
+
+        To count them is nearer to the truth than mean probabilities: no prediction is sure.
+        inside (n,): how likely the points are in-class; kept (l,): which labels
         """
         support = LabeledEmbeddings(self.labeled[kept], self.labels[kept], self.classes)
-        solved = solve_voters(
+        heard = solve_voters(
             points, support.embeddings, support.one_hot, COUNTING, tolerance=0.01, prior=HEARING * inside
-        )
-        nearest = solved.heard.argmax(dim=1)
-        return smoothed(inside.new_zeros(self.classes).index_add(0, nearest, inside))
+        ).heard
+        return heard.argmax(dim=1)
 
     def _label_parts(self) -> list[Tensor]:
         """Parts of the labels with as equal a share of every class as can be.   ->  (l,) each"""
