@@ -83,10 +83,19 @@ def sampled(counts: Tensor) -> Tensor:
     on average if classes are equally frequent.   (c,)  ->  (c,) sums to 1
     """
     equal, numbers = 1 / len(counts), counts.double()
-    chance = numbers.sum() * equal
-    spread = float(((numbers - chance) ** 2).sum() / chance)
-    kept = 1 - ((len(counts) - 1) / spread) ** 2 if spread > len(counts) - 1 else 0.0
+    kept = 1 - ((len(counts) - 1) / _spread(counts)) ** 2 if differ_by_more_than_chance(counts) else 0.0
     return (equal + kept * (numbers / numbers.sum() - equal)).float()
+
+
+def differ_by_more_than_chance(counts: Tensor) -> bool:
+    """Whether counts (c,) are farther from equal ones than chance makes those of equal classes."""
+    return _spread(counts) > len(counts) - 1
+
+
+def _spread(counts: Tensor) -> float:
+    """The chi-squared statistic X of counts (c,) against equal classes."""
+    chance = counts.double().mean()
+    return float(((counts - chance) ** 2).sum() / chance)
 
 
 def shrunk(frequencies: Tensor, error: float, *, wrong: float) -> Tensor:
@@ -117,7 +126,7 @@ def jackknife_error(left_out: Tensor) -> float:
 def labels_agree(counts: Tensor, frequencies: Tensor) -> bool:
     """Do frequencies that were found without the labels' counts make them likelier than equal classes do?
 
-    If not, the labels are no random sample of the pool, or the pool is balanced.   both (c,)
+    If not, the labels are no random sample of the pool, or it is balanced.   both (c,)
     """
     return float((counts * (len(counts) * frequencies).log()).sum()) >= AGREEMENT * float(counts.sum())
 

@@ -13,6 +13,7 @@ from ropaws.classify.class_prior import (
     ClassPrior,
     ClassPriorChoice,
     bounded,
+    differ_by_more_than_chance,
     jackknife_error,
     labels_agree,
     shrunk,
@@ -362,12 +363,14 @@ class PoolPrior(nn.Module):
         everything = torch.ones(len(self.labels), dtype=torch.bool, device=self.labels.device)
         nearest, counts = self._reached(points, likely, everything), self._counts.to(likely)
         found, start = self._counted(nearest, likely), self.class_prior
-        if start is not None and labels_agree(counts, found):
-            self._set_frequencies(torch.lerp(found, start, LABEL_SHARE))
+        if start is not None and differ_by_more_than_chance(self._counts.cpu()):
+            agree = labels_agree(counts, found)
+            # Counts lean to classes with more labels: where the two disagree, nothing is known.
+            self._set_frequencies(torch.lerp(found, start, LABEL_SHARE) if agree else None)
             return
         left_out = [self._counted(self._reached(points, likely, ~p), likely) for p in self._label_parts()]
-        agree = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
-        agreement = float(likely @ agree / likely.sum().clamp_min(eq.TINY))
+        same = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
+        agreement = float(likely @ same / likely.sum().clamp_min(eq.TINY))
         right = expected_accuracy(agreement, float(self.confidence[0]), self.classes)
         self._set_frequencies(shrunk(found, jackknife_error(torch.stack(left_out)), wrong=1 - right))
 
