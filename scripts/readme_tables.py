@@ -887,7 +887,8 @@ def million() -> str:
     return (
         "Processor seconds of each command with its workers (not counted in all rows), seconds by the clock"
         " in parentheses, peak memory: JPEGs of 32 pixels in tar shards, small network, two cores beside"
-        f" other programs (load average {min(loads):.0f} to {max(loads):.0f}); `python benchmarks/million.py`:\n\n{table(rows)}"
+        f" other programs (load average {min(loads):.0f} to {max(loads):.0f}); `python"
+        f" benchmarks/million.py`:\n\n{table(rows)}"
     )
 
 
