@@ -364,9 +364,11 @@ class PoolPrior(nn.Module):
         nearest, counts = self._reached(points, likely, everything), self._counts.to(likely)
         found, start = self._counted(nearest, likely), self.class_prior
         if start is not None and differ_by_more_than_chance(self._counts.cpu()):
+            # Counts lean to classes with more labels: where the two disagree, nothing is known of the pool. That
+            # classes are as frequent still says that their numbers of labels mean nothing.
+            even = torch.full_like(found, 1 / self.classes)
             agree = labels_agree(counts, found)
-            # Counts lean to classes with more labels: where the two disagree, nothing is known.
-            self._set_frequencies(torch.lerp(found, start, LABEL_SHARE) if agree else None)
+            self._set_frequencies(torch.lerp(found, start, LABEL_SHARE) if agree else even)
             return
         left_out = [self._counted(self._reached(points, likely, ~p), likely) for p in self._label_parts()]
         same = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
