@@ -364,8 +364,8 @@ class PoolPrior(nn.Module):
         nearest, counts = self._reached(points, likely, everything), self._counts.to(likely)
         found, start = self._counted(nearest, likely), self.class_prior
         if start is not None and differ_by_more_than_chance(self._counts.cpu()):
-            # Counts lean to classes with more labels: where the two disagree, nothing is known of the pool. That
-            # classes are as frequent still says that their numbers of labels mean nothing.
+            # Counts lean to classes with more labels: where the two disagree, nothing is known of the pool.
+            # Equal classes still say that the numbers of labels mean nothing.
             even = torch.full_like(found, 1 / self.classes)
             agree = labels_agree(counts, found)
             self._set_frequencies(torch.lerp(found, start, LABEL_SHARE) if agree else even)
