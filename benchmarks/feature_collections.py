@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ropaws
-from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.datasets.catalog import embedded_truth
 from ropaws.pool.sources import DataConfig, load_corpus
 
 CIFAR10_PER_CLASS = 500

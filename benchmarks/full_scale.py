@@ -39,11 +39,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from ropaws import RunConfig, recipes
 from ropaws.core import distributed
 from ropaws.core.distributed import Rank
+from ropaws.core.optimizers import build_optimizer
 from ropaws.core.randomness import support_indices, support_share
 from ropaws.core.records import Batch, Support
 from ropaws.embedding.backbones import build_encoder
-from ropaws.pool.datasets.mixes import MIXES
-from ropaws.training.optim import build_optimizer
+from ropaws.pool.datasets.catalog import MIXES
 
 CLASSES = {"fashion-demo": 5, "cifar10": 10, "cifar100": 100, "semi-inat": 810, "imagenet": 1000}
 # Images per second and GPU of training ResNet-50 at 224 px in mixed precision, NVIDIA/DeepLearningExamples,

@@ -30,16 +30,15 @@ from ropaws.pool.augment import AugmentConfig
 from ropaws.pool.content import UnreadableError, content_key, image_size
 from ropaws.pool.corpus import Corpus
 from ropaws.pool.datasets import archives
+from ropaws.pool.datasets.archives import read_npz
 from ropaws.pool.datasets.feature_file import read_feature_table, read_features
-from ropaws.pool.datasets.npz import read_npz
 from ropaws.pool.decoding import read_image, read_square
 from ropaws.pool.listing import list_labeled
-from ropaws.pool.sources import DataConfig
-from ropaws.pool.splits import read_split
+from ropaws.pool.sources import DataConfig, read_split
 from ropaws.report.compare_page import compare_runs, write_comparison
+from ropaws.report.rivals import verdict
 from ropaws.report.run_files import RunFiles
 from ropaws.report.run_page import render
-from ropaws.report.verdict import verdict
 from ropaws.run.predict import predict
 from ropaws.run.run import Run, read_run_config
 from ropaws.run.train_state import build

@@ -39,10 +39,8 @@ from ropaws.core.records import Batch
 from ropaws.core.worker_pool import map_in_workers
 from ropaws.embedding.backbones import build_encoder
 from ropaws.pool.augment import Normalization
-from ropaws.pool.decoding import read_batch
-from ropaws.pool.square_cache import SquareCache
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import Crop, squeeze
+from ropaws.pool.corpus import ImageStack
+from ropaws.pool.decoding import Crop, SquareCache, read_batch, squeeze
 from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import fit
 

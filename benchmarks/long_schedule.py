@@ -37,8 +37,7 @@ from timing import write_results
 from torch import Tensor
 
 from ropaws import Run, RunConfig, recipes, resume, train
-from ropaws.bench.entries import phases_of
-from ropaws.bench.tasks import SUPPORT_ROWS, Data, Task
+from ropaws.bench.entries import SUPPORT_ROWS, Data, Task, phases_of
 from ropaws.core.files import write_json
 from ropaws.core.hardware import keep_freed_memory
 from ropaws.core.records import Outputs
@@ -48,7 +47,7 @@ from ropaws.embedding.backbones import ModelConfig
 from ropaws.insight.metrics import evaluation_figures
 from ropaws.methods import Method, RoPAWS
 from ropaws.pool.corpus import in_memory
-from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.datasets.catalog import embedded_truth
 from ropaws.pool.sources import load_corpus
 from ropaws.recipes.paper import cifar
 from ropaws.run.config import with_method, with_steps

@@ -6,15 +6,15 @@ from torch import nn
 from ropaws.classify import head
 from ropaws.classify.head import LabeledRows
 from ropaws.core.features import FeatureRows, principal_components
+from ropaws.core.optimizers import build_optimizer, learning_rate
 from ropaws.embedding.backbones import Encoder
-from ropaws.embedding.heads import ComponentsHead, KnownFeatures, linear_head
-from ropaws.embedding.main_directions import in_main_directions
+from ropaws.embedding.encoder import ComponentsHead, KnownFeatures, linear_head
 from ropaws.methods import Method
 from ropaws.pool.augment import AugmentConfig, Normalization
-from ropaws.run.auto_config import HEAD_OPTIM
+from ropaws.run.own_data import HEAD_OPTIM
+from ropaws.run.train_state import in_main_directions
 from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import fit
-from ropaws.training.optim import build_optimizer, learning_rate
 
 
 def start_encoder(features: FeatureRows) -> Encoder:

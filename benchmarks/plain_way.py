@@ -3,8 +3,9 @@
 python benchmarks/plain_way.py --work FOLDER        writes results/plain_way.json
 
 The plain way is a script: Pillow, one pass of the same network at the same size, logistic regression, and a
-table. Both start as processes of their own, in turns, with the same threads. Cold: no feature is known.
-Warm: the same commands again. Seconds of the CPU are counted too: they hold on a busy machine. The images are
+table. Both start as processes of their own, in turns, with the same threads, which wait alike (threads that
+spin would count as work on a busy machine). Cold: no feature is known. Warm: the same commands again. Seconds
+of the CPU are counted too: they hold on a busy machine. The images are
 the solar cells of feature_collections.py (300 px), with 10 labels per class, drawn at random; the accuracy is
 that of the likeliest class of every image of the pool, for one draw.
 """
@@ -23,6 +24,7 @@ from pathlib import Path
 from feature_collections import SOURCES
 from timing import write_results
 
+from ropaws.__main__ import WAITING
 from ropaws.classify.head import RANDOM_VIEWS
 
 LABELS = 10
@@ -32,7 +34,7 @@ from pathlib import Path
 import numpy as np, torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
-from ropaws.embedding.efficientnet_lite import EfficientNetLite0, pretrained_weights
+from ropaws.embedding.convnets import EfficientNetLite0, pretrained_weights
 root, size = Path(sys.argv[1]), int(sys.argv[2])
 net = EfficientNetLite0().eval(); net.load_state_dict(pretrained_weights())
 def look(path):
@@ -75,6 +77,11 @@ def write_folders(work: Path, most: int) -> dict[str, str]:
     return truth
 
 
+def plain(root: Path, size: int) -> None:
+    words = [sys.executable, "-c", SCRIPT, str(root), str(size)]
+    subprocess.run(words, env=os.environ | WAITING, check=True)
+
+
 def ours(root: Path, cache: Path, size: int, views: int) -> None:
     run = root / "run"
     shutil.rmtree(run, ignore_errors=True)
@@ -115,9 +122,7 @@ def main() -> None:
     for _ in range(options.turns):
         shutil.rmtree(cache, ignore_errors=True)
         ways = {
-            "plain": lambda: subprocess.run(
-                [sys.executable, "-c", SCRIPT, str(root), str(options.size)], check=True
-            ),
+            "plain": lambda: plain(root, options.size),
             "cold": lambda: ours(root, cache, options.size, options.views),
             "warm": lambda: ours(root, cache, options.size, options.views),
         }

@@ -23,7 +23,7 @@ from ropaws.core.run_layout import MODEL
 from ropaws.insight.metrics import detection
 from ropaws.methods import RoPAWS
 from ropaws.methods.pool_calibration import pool_prior
-from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.datasets.catalog import embedded_truth
 from ropaws.run.config import with_steps
 
 STEPS = 400  # what the figures in docs/prior.md were measured with

@@ -37,7 +37,7 @@ from sklearn.semi_supervised import LabelPropagation, LabelSpreading
 from timing import interleaved, median_ratio, read_results, write_results
 
 from ropaws import RoPAWSClassifier
-from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.datasets.catalog import embedded_truth
 from ropaws.pool.sources import DataConfig, load_corpus
 
 warnings.filterwarnings("ignore", category=ConvergenceWarning)

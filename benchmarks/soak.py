@@ -38,7 +38,7 @@ CLASSES, LABELED, POOL, CORRUPT = 4, 5, 200, 10
 SLOW = """
 import sys, time, itertools
 import ropaws.pool.decoding as images
-import ropaws.pool.streaming as stacks
+import ropaws.pool.corpus as stacks
 real, count = images._decode, itertools.count()
 def slow(image, size):
     if next(count) % 20 == 0:

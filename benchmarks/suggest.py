@@ -34,8 +34,7 @@ from ropaws import RoPAWSClassifier
 from ropaws.classify.logistic import fit_logistic
 from ropaws.core.files import write_json
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
-from ropaws.insight.label_choice import STRATEGIES
-from ropaws.insight.suggestions import OURS, suggest
+from ropaws.insight.suggestions import OURS, STRATEGIES, suggest
 
 BUDGETS = (1, 2, 4, 8, 16)  # answers per class
 JUDGES = ("logistic regression", "RoPAWSClassifier")

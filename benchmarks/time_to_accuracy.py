@@ -37,20 +37,19 @@ from ropaws.classify.soft_nn import LabeledEmbeddings
 from ropaws.core.files import write_json
 from ropaws.core.hardware import choose_device, keep_freed_memory
 from ropaws.core.labels import UNLABELED
+from ropaws.core.optimizers import learning_rate
 from ropaws.core.terminal import Terminal
-from ropaws.embedding.backbones import LITE, PRETRAINED, ModelConfig
+from ropaws.embedding.backbones import LITE, PRETRAINED, ModelConfig, cached_view
 from ropaws.embedding.pretrained import weights_input
-from ropaws.embedding.pretrained_views import cached_view
 from ropaws.methods import encoder_of
 from ropaws.pool.augment import center_view
 from ropaws.pool.corpus import Corpus
 from ropaws.pool.sources import DataConfig, load_corpus
 from ropaws.recipes.paper import cifar
-from ropaws.run.auto_config import HEAD_METHOD, HEAD_OPTIM
 from ropaws.run.config import RunConfig, TrainConfig
+from ropaws.run.own_data import HEAD_METHOD, HEAD_OPTIM
 from ropaws.run.train_state import TrainState, prepare, stream_of
 from ropaws.training.loop import finish, fit
-from ropaws.training.optim import learning_rate
 
 SEEDS = (0, 1, 2)
 EPOCHS = {"garments": 20, "features": 30}  # of the paper's 600

@@ -838,14 +838,16 @@ def explore_map() -> str:
     found = read("explore_map")
     views = {"whole_map": "whole map", "while_moving": "while it is moved", "half_selected": "half selected"}
     ways = {"canvas": "pixels that the page writes", "webgl": "WebGL2, computed by the processor"}
-    rows = [["images", "drawn by", *views.values()]]
+    rows = [["images", "drawn by", *views.values(), "frames per second while it is moved"]]
     for points, times in found["milliseconds"].items():
         for way, name in ways.items():
             if drawn := times[way]:
                 cells = [
                     f"{drawn[view]['draw']['median']:g} ({drawn[view]['draw']['least']:g})" for view in views
                 ]
-                rows.append([f"{int(points):,}", name, *cells])
+                gaps = drawn["while_moving"]["between_frames"]
+                frames = f"{1000 / gaps['median']:.0f} ({1000 / gaps['least']:.0f})"
+                rows.append([f"{int(points):,}", name, *cells, frames])
     width, height = found["pixels"]
     head = (
         f"Milliseconds of a frame at {width} x {height} pixels, median (fastest), in {found['browser']}, on"
@@ -856,6 +858,7 @@ def explore_map() -> str:
         "filter": "a filter",
         "recolor": "other colors",
         "names": "names of classes",
+        "contours": "contours",
         "hover": "the image below the cursor",
     }
     rest = [["images", *whats.values()]]
@@ -868,19 +871,32 @@ def explore_map() -> str:
 
 def million() -> str:
     found = read("million")["images"]
-    stages = [stage for stage in ("check", "embed", "train", "predict", "suggest", "explore")
-              if any(stage in measured for measured in found.values())]  # fmt: skip
-    rows = [["images", *stages]]
-    for images, measured in found.items():
-        cells = (measured.get(stage) for stage in stages)
-        shown = (f"{cell['seconds']:,.0f} s, {cell['megabytes']:,} MB" if cell else "-" for cell in cells)
-        rows.append([f"{int(images):,}", *shown])
-    load = max(cell["load_average"] for measured in found.values() for cell in measured.values())
+    stages = ("check", "embed", "train", "predict", "suggest", "explore")
+    shown = [stage for stage in stages if any(stage in measured for measured in found.values())]
+    rows = [["", *(f"{int(images):,} images" for images in found)]]
+    for stage in shown:
+        cells = (measured.get(stage) for measured in found.values())
+        rows.append([f"`{stage}`", *map(_million_cell, cells)])
+    sums = [
+        [measured.get(stage, {}).get("cpu_seconds") for stage in stages[:5]] for measured in found.values()
+    ]
+    if any(None not in parts for parts in sums):
+        whole = ("-" if None in parts else f"{sum(parts) / 60:.0f} min" for parts in sums)
+        rows.append(["all but `explore`", *whole])
+    loads = [cell["load_average"] for measured in found.values() for cell in measured.values()]
     return (
-        "Seconds and peak memory of each command with its workers: small JPEGs in tar shards, small network,"
-        f" one thread beside other programs (load average up to {load:.0f}); `python benchmarks/million.py`."
-        " A million images were not run.\n\n" + table(rows)
+        "Processor seconds of each command with its workers (not counted in all rows), seconds by the clock"
+        " in parentheses, peak memory: JPEGs of 32 pixels in tar shards, small network, two cores beside"
+        f" other programs (load average {min(loads):.0f} to {max(loads):.0f}); `python"
+        f" benchmarks/million.py`:\n\n{table(rows)}"
     )
+
+
+def _million_cell(cell: dict[str, float] | None) -> str:
+    if cell is None:
+        return "-"
+    computed = f"{cell['cpu_seconds']:,.0f} s " if "cpu_seconds" in cell else ""
+    return f"{computed}({cell['seconds']:,.0f} s), {cell['megabytes']:,} MB"
 
 
 def near_duplicates() -> str:
@@ -897,11 +913,14 @@ def near_duplicates() -> str:
 
 
 def pool_sources() -> str:
-    found = read("pool_sources")["images_per_second"]
-    rows = [["source", "images per second"], *([name, f"{speed:,}"] for name, speed in found.items())]
+    found = read("pool_sources")
+    rows = [["source", "images per second", "per second of CPU"]]
+    for name, speed in found["sources"].items():
+        rows.append([name, f"{speed['images_per_second']:,}", f"{speed['per_cpu_second']:,}"])
     return (
-        "Listing, decoding and scaling JPEGs of 256 x 192 in one process, in turns beside other programs, and"
-        " the loaders of webdataset and datasets on the same files (`python benchmarks/pool_sources.py`):\n\n"
+        f"Listing, decoding and scaling {found['images']:,} JPEGs of 256 x 192 in one process, the fastest of"
+        f" three turns on two cores beside other programs (load average {found['load_average']:.0f}), and the"
+        " loaders of webdataset and datasets on the same files (`python benchmarks/pool_sources.py`):\n\n"
         + table(rows)
     )
 
@@ -938,10 +957,18 @@ def billion() -> str:
 
 
 def explore_refit() -> str:
-    found = read("explore_refit")["seconds"]
-    names = list(next(iter(found.values())))
-    rows = [["images", *names]]
-    rows += [[f"{int(images):,}", *(f"{times[name]:g}" for name in names)] for images, times in found.items()]
+    found = read("explore_refit")
+    names = ("first suggestions", "refit", "accuracy estimate", "map")
+    rows = [["images", *names, "page of a filter, ms"]]
+    for images, times in found["seconds"].items():
+        computed = found["cpu_seconds"].get(images, {})
+        cells = [
+            "-" if name not in times
+            else f"{times[name]:g}" + (f" ({computed[name]:g})" if name in computed else "")
+            for name in names
+        ]  # fmt: skip
+        answers = found["milliseconds"].get(images, {}).get("answers")
+        rows.append([f"{int(images):,}", *cells, "-" if answers is None else f"{answers:.0f}"])
     return table(rows)
 
 

@@ -20,8 +20,8 @@ from ropaws.core.distributed import Rank, planned, share
 from ropaws.core.files import write_json
 from ropaws.core.hardware import choose_threads
 from ropaws.core.randomness import SupportConfig, support_share
-from ropaws.embedding.efficientnet_lite import weight_file
-from ropaws.pool.streaming import ImageStack
+from ropaws.embedding.convnets import weight_file
+from ropaws.pool.corpus import ImageStack
 from ropaws.run.config import to_json
 from ropaws.run.train import _contents
 from tests import tiny

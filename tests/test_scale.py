@@ -106,6 +106,22 @@ def test_options_that_do_not_fit_are_one_line(trained, capsys, monkeypatch, tmp_
     assert message in fails(capsys, "predict", run, photos / "pool", "--engine", "ray", *arguments)
 
 
+def test_a_cluster_that_is_not_there_is_one_line(trained, capsys, monkeypatch, tmp_path):
+    """Ray itself waits half a minute before it says so."""
+    ray = pytest.importorskip("ray")
+
+    def init(address, **_):
+        raise ConnectionError(f"Could not read from GCS at {address}\nand more lines")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    run, photos = trained
+    call = ["predict", run, photos / "pool", "--engine", "ray", "--out", tmp_path / "parts"]
+    line = fails(capsys, *call, "--address", "10.0.0.9:6379")
+    assert "--address: no Ray cluster at 10.0.0.9:6379 (Could not read from GCS at 10.0.0.9" in line
+    assert not list((tmp_path / "parts").glob("*.parquet"))
+
+
 # With a Ray of this machine
 
 DIES_ONCE = """

@@ -23,9 +23,8 @@ from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.embedding.frozen_features import Embedding, embed_images
 from ropaws.methods import PAWS, FineTune, RoPAWS, Supervised
 from ropaws.pool.augment import AugmentConfig, Normalization
-from ropaws.pool.reading import no_watch
+from ropaws.pool.corpus import ImageStack, no_watch
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.config import read_config
 from ropaws.run.train import TrainInputs, resume, train
 from ropaws.training.loaders import BatchStream, PoolPass, TrainingData

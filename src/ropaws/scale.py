@@ -24,8 +24,8 @@ from ropaws.core.terminal import Terminal, watch_files
 from ropaws.embedding.embedder import Embedder
 from ropaws.embedding.frozen_features import Embedding
 from ropaws.pool.content import Encoded, ImageRef, Unreadable
+from ropaws.pool.corpus import ImageStack
 from ropaws.pool.listing import Pool
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.label_files import column_names, columns
 from ropaws.run.manifest import model_digest
 from ropaws.run.output_formats import TEXTS, Output, write_labels

@@ -17,9 +17,8 @@ from rich.console import Console
 from ropaws.bench import bench as bench_module
 from ropaws.bench.bench import Bench, run_bench
 from ropaws.bench.cells import Budget, Cell, images_per_step, phase_config, steps_for
-from ropaws.bench.entries import JUDGES, check_entries, known_entries, phases_of
+from ropaws.bench.entries import JUDGES, Data, base_config, check_entries, known_entries, phases_of
 from ropaws.bench.results import paired_difference, summarize
-from ropaws.bench.tasks import Data, base_config
 from ropaws.bench.workers import WorkResult, _attempt, run_all
 from ropaws.cli.main import main
 from ropaws.core.files import read_json

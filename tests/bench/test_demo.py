@@ -37,7 +37,7 @@ def some_garments(tmp_path_factory):
 @pytest.fixture
 def small(some_garments, monkeypatch):
     """The demo on these images, in this process."""
-    monkeypatch.setattr("ropaws.bench.demo.POOL", some_garments)
+    monkeypatch.setattr("ropaws.bench.bench.POOL", some_garments)
     protocol = replace(PROTOCOLS[FROM_SCRATCH], sources=(some_garments,))
     monkeypatch.setitem(PROTOCOLS, FROM_SCRATCH, protocol)
     monkeypatch.setattr(bench, "run_all", at_once)

@@ -3,9 +3,9 @@
 import pytest
 
 from ropaws import recipes
-from ropaws.bench.demo import POOL as DEMO_POOL
+from ropaws.bench.bench import POOL as DEMO_POOL
 from ropaws.methods import METHODS
-from ropaws.pool.datasets.mixes import MIXES
+from ropaws.pool.datasets.catalog import MIXES
 from ropaws.pool.sources import DataConfig, load_corpus
 from ropaws.recipes.protocols import FROM_SCRATCH, PROTOCOLS, get_protocol
 

@@ -6,8 +6,7 @@ import pytest
 
 from ropaws import recipes
 from ropaws.bench.entries import phases_of
-from ropaws.pool.datasets.catalog import DATASETS
-from ropaws.pool.datasets.mixes import MIXES
+from ropaws.pool.datasets.catalog import DATASETS, MIXES
 from ropaws.run.config import from_json, to_json
 
 

@@ -13,6 +13,7 @@ from ropaws.classify.class_prior import (
     NOISE,
     bounded,
     checked_class_prior,
+    jackknife_error,
     labels_agree,
     sampled,
     shrunk,
@@ -141,13 +142,32 @@ def test_few_labels_that_differ_by_chance_say_that_classes_are_equal():
 
 
 def test_small_differences_are_noise_where_labels_are_equal():
-    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1).tolist() == pytest.approx([1 / 3] * 3)
-    found = shrunk(torch.tensor([0.8, 0.16, 0.04]), 0.2)
-    distance = 0.8 - 1 / 3 + 1 / 3 - 0.16 + 1 / 3 - 0.04
-    expected = np.array([0.8, 0.16, 0.04]) ** (1 - (NOISE * 0.2 / distance) ** 2)
-    assert found.tolist() == pytest.approx(expected / expected.sum())
-    # Where every prediction is right, what is found is the truth.
-    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.0).tolist() == pytest.approx([0.3, 0.36, 0.34])
+    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1, wrong=0.0).tolist() == pytest.approx([1 / 3] * 3)
+    counted = np.array([0.8, 0.16, 0.04])
+    distance = np.linalg.norm(counted - 1 / 3)
+    for wrong in (0.0, 0.4):
+        found = shrunk(torch.from_numpy(counted), 0.2, wrong=wrong)
+        expected = counted ** ((1 + wrong) * (1 - (NOISE * 0.2 / distance) ** 4))
+        assert found.tolist() == pytest.approx(expected / expected.sum())
+    # Where nothing is left to chance and every prediction is right, what is found is the truth.
+    assert shrunk(torch.from_numpy(counted), 0.0, wrong=0.0).tolist() == pytest.approx(counted)
+    assert shrunk(torch.from_numpy(counted), math.inf, wrong=0.0).tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_the_error_of_a_mean_is_what_the_jackknife_says():
+    values = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 3)))
+    left_out = torch.stack([values[torch.arange(20) != i].mean(dim=0) for i in range(20)])
+    expected = float((values.var(dim=0) / 20).sum().sqrt())  # of the mean, in closed form
+    assert jackknife_error(left_out) == pytest.approx(expected)
+    assert jackknife_error(left_out[:1]) == math.inf
+
+
+def test_every_label_is_left_out_once():
+    prior = PoolPrior(4, 3, 10)
+    prior.labels = torch.tensor([0, 0, 1, 2, 1, 2, 2, 0, 1, 1, 2, 0])
+    parts = torch.stack(prior._label_parts())
+    assert parts.shape == (10, 12)
+    assert (parts.sum(dim=0) == 1).all()
 
 
 def test_labels_that_contradict_the_pool_are_no_sample_of_it():

@@ -16,7 +16,7 @@ from ropaws.classify.pool_prior import (
 )
 from ropaws.core.features import FeatureRows
 from ropaws.embedding.backbones import Encoder
-from ropaws.embedding.heads import KnownFeatures, linear_head
+from ropaws.embedding.encoder import KnownFeatures, linear_head
 from ropaws.methods import LabeledEmbeddings, RoPAWS
 from ropaws.methods.pool_calibration import pool_prior
 from ropaws.pool.augment import Normalization

@@ -3,8 +3,8 @@
 import torch
 
 from ropaws.core.distributed import Rank
-from ropaws.methods import pseudo_targets as row_losses
-from ropaws.methods.pseudo_targets import kept_mean, kl_divergence
+from ropaws.methods import classifier as row_losses
+from ropaws.methods.classifier import kept_mean, kl_divergence
 from tests import oracles
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from ropaws.cli.main import main
 from ropaws.explore.answer_log import RefusedError, checked_class_name
+from ropaws.pool.corpus import own_images
+from ropaws.pool.datasets.archives import read_npz
 from ropaws.pool.datasets.feature_file import read_features
-from ropaws.pool.datasets.npz import read_npz
 from ropaws.pool.listing import list_labeled
-from ropaws.pool.reading import own_images
 from tests.photos import fails, save
 
 NFC, NFD = (unicodedata.normalize(form, "Käse") for form in ("NFC", "NFD"))

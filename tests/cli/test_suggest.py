@@ -9,7 +9,7 @@ from rich.console import Console
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.insight.label_choice import STRATEGIES
+from ropaws.insight.suggestions import STRATEGIES
 from tests import tiny
 from tests.photos import fails, make_photos
 

@@ -11,7 +11,7 @@ from ropaws.core.randomness import (
     support_indices,
     unlabeled_indices,
 )
-from ropaws.pool.splits import draw_split
+from ropaws.pool.sources import draw_split
 
 NAMES = ("a", "b", "c")
 LABELS = torch.tensor([0, 1, 2, -1] * 10)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ropaws
-from ropaws.embedding import efficientnet_lite as lite
+from ropaws.embedding import convnets as lite
 from ropaws.embedding.backbones import (
     ModelConfig,
     build_encoder,

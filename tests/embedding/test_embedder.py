@@ -12,11 +12,13 @@ from rich.console import Console
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.embedding import efficientnet_lite as lite
+from ropaws.embedding import convnets as lite
 from ropaws.embedding import embedder as embedding
+from ropaws.embedding import frozen_features
 from ropaws.pool.augment import center_view
+from ropaws.pool.corpus import ImageStack
 from ropaws.pool.decoding import read_square
-from ropaws.run.auto_config import fit_settings
+from ropaws.run.own_data import fit_settings
 from tests.photos import fails, make_photos, save
 
 QUIET = Console(quiet=True)
@@ -99,6 +101,31 @@ def test_blocks_do_not_change_the_file(photos, weights, quick, tmp_path, monkeyp
     found = ropaws.embed(photos / "pool", labeled=photos / "labeled", **quick)
     assert np.array_equal(found.features, whole["features"])
     assert np.array_equal(found.views, whole["views"])
+
+
+def test_images_that_come_in_small_parts_open_the_cache_once(photos, quick, monkeypatch):
+    """A million come 512 at a time: to open a cache takes time by what is in it."""
+    pool = ropaws.Pool.open(photos / "pool")
+    whole = (
+        ropaws.Embedder("small", **quick).embed(pool).features
+    )  # with random views, which others take over
+    opened = []
+    make = frozen_features.FeatureStore
+    monkeypatch.setattr(
+        frozen_features, "FeatureStore", lambda *given: opened.append(given[1]) or make(*given)
+    )
+    digests = []
+    embedder = ropaws.Embedder("small", **quick | {"views": 0})
+    encoder = embedder.embedding(pool).encoder
+    read = encoder.backbone_digest
+    monkeypatch.setattr(type(encoder), "backbone_digest", lambda _: digests.append(1) or read())
+    parts = [
+        embedder.features(ImageStack(pool.images[start : start + 5], embedder.embedding(pool).image_size))
+        for start in range(0, len(pool), 5)
+    ]
+    np.testing.assert_array_equal(torch.cat([part.features[:] for part in parts]), whole)
+    assert len(opened) == 1
+    assert len(digests) <= 1
 
 
 def test_unreadable_images_are_listed_and_left_out(photos, weights, tmp_path, capsys):

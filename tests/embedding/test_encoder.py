@@ -4,7 +4,7 @@ import torch
 from ropaws.core.records import Embeddings
 from ropaws.embedding.backbones import BACKBONES, FEATURES, ModelConfig, build_encoder
 from ropaws.embedding.convnets import SmallConvNet, WideResNet, resnet18, resnet50
-from ropaws.embedding.heads import prediction_head, projection_head
+from ropaws.embedding.encoder import prediction_head, projection_head
 
 
 def count(module):

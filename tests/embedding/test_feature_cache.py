@@ -41,6 +41,36 @@ def test_what_was_written_is_found_by_key(tmp_path):
     assert (one.find(keys) >= 0).all()  # what another process has written since
 
 
+def test_a_store_that_is_asked_again_and_again_says_what_a_new_one_says(tmp_path, monkeypatch):
+    """Its keys are sorted anew now and then only; others write meanwhile, and a segment is damaged."""
+    monkeypatch.setattr(feature_cache, "MANY_NEW", 3)
+    keys, rows = entries(40)
+    kept, other = store(tmp_path), store(tmp_path)
+    sorted_anew = []
+    make = feature_cache._Index.of.__func__
+    monkeypatch.setattr(
+        feature_cache._Index,
+        "of",
+        classmethod(lambda cls, given, start: sorted_anew.append(start) or make(cls, given, start)),
+    )
+    for start in range(0, 40, 4):
+        (kept if start % 8 else other).write(keys[start : start + 4], rows[start : start + 4])
+        sorted_anew.clear()
+        where, fresh = kept.find(keys), store(tmp_path)
+        found = where[:, 0] >= 0
+        assert found.tolist() == [True] * (start + 4) + [False] * (36 - start)
+        np.testing.assert_array_equal(rows_of(kept, where[found]), rows[found])
+        np.testing.assert_array_equal(rows_of(fresh, fresh.find(keys)[found]), rows[found])
+    assert sorted_anew.count(0) <= 2  # by the new store, and seldom by the one that is kept
+    path = kept.segments[2].path
+    path.write_bytes(path.read_bytes().replace(rows[8].tobytes(), rows[9].tobytes()))
+    kept._sound.clear()
+    where = kept.find(keys)
+    gone = where[:, 0] < 0
+    assert gone.sum() == 4
+    np.testing.assert_array_equal(rows_of(kept, where[~gone]), rows[~gone])
+
+
 def test_another_backbone_has_its_own_features(tmp_path):
     keys, rows = entries(4)
     store(tmp_path).write(keys, rows)

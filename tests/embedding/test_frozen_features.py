@@ -16,11 +16,9 @@ from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.embedding.frozen_features import Embedding, embed_images
 from ropaws.pool import content
 from ropaws.pool.augment import AugmentConfig, Normalization
-from ropaws.pool.reading import Decoding, decode
+from ropaws.pool.corpus import Decoding, ImageStack, decode
+from ropaws.pool.decoding import SquareCache, WholeImages
 from ropaws.pool.sources import DataConfig
-from ropaws.pool.square_cache import SquareCache
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import WholeImages
 from tests.pool.files.test_content import palette_image, rows_of, turned_image
 
 VIEW = AugmentConfig(size=16, scale=(0.5, 1.0))

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 import ropaws
 from ropaws.core.terminal import Terminal
 from ropaws.embedding import frozen_features
-from ropaws.embedding.backbones import ModelConfig, view_sizes
+from ropaws.embedding.backbones import ModelConfig, init_files, view_sizes
 from ropaws.embedding.convnets import resnet18
-from ropaws.embedding.joined_backbones import init_files
 from ropaws.explore.pool import pool_of_run
 from ropaws.run.config import from_json, to_json, with_absolute_paths
 from tests.embedding.conftest import needs_timm

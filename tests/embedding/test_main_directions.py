@@ -4,11 +4,10 @@ import torch
 from torch import nn
 
 from ropaws.core.features import FeatureRows
-from ropaws.embedding import main_directions as directed_features
-from ropaws.embedding.encoder import Encoder
-from ropaws.embedding.heads import KnownFeatures, linear_head, projection_head
-from ropaws.embedding.main_directions import DirectedFeatures, in_main_directions
+from ropaws.embedding.encoder import Encoder, KnownFeatures, linear_head, projection_head
 from ropaws.pool.corpus import EmbeddedImages, features_of
+from ropaws.run import train_state
+from ropaws.run.train_state import DirectedFeatures, in_main_directions
 
 
 def make(inputs=7, outputs=3):
@@ -62,5 +61,5 @@ def test_where_it_does_not_apply_the_images_stay(monkeypatch):
     embedded = in_main_directions(EmbeddedImages(pixels, rows, {1: 2}, {1: "broken"}), encoder)
     assert isinstance(features_of(embedded), DirectedFeatures)
     assert embedded.replaced == {1: 2}
-    monkeypatch.setattr(directed_features, "IN_MEMORY", 10)
+    monkeypatch.setattr(train_state, "IN_MEMORY", 10)
     assert in_main_directions(rows, encoder) is rows

@@ -109,11 +109,10 @@ def check_export(backbone, tmp_path):
     torch.manual_seed(0)
     body = TimmBackbone(timm_name(backbone), 3).body
     save_file({n: v.contiguous() for n, v in body.state_dict().items()}, tmp_path / "w.safetensors")
-    run = ropaws.train_on(
-        photos / "labeled", photos / "pool", out=tmp_path / "run", backbone=backbone,
-        init=tmp_path / "w.safetensors", device="cpu",
-    )  # fmt: skip
-    found = ropaws.export(run, tmp_path / "run.onnx")
+    options = ["--labeled", photos / "labeled", "--unlabeled", photos / "pool", "--out", tmp_path / "run"]
+    options += ["--backbone", backbone, "--init", tmp_path / "w.safetensors", "--train.device", "cpu"]
+    main(["train", *map(str, options), "--train.steps", "4", "--train.batch", "8", "--no-report"])
+    found = ropaws.export(tmp_path / "run", tmp_path / "run.onnx")
     assert max(found.metadata["verification"]["differences"].values()) < 1e-3
 
 

@@ -18,12 +18,11 @@ from ropaws.core.terminal import Terminal
 from ropaws.embedding import embedder as embedder_module
 from ropaws.embedding import pretrained
 from ropaws.embedding.backbones import ModelConfig, build_encoder, load_init, recognize_backbone
-from ropaws.embedding.convnets import resnet18
-from ropaws.embedding.efficientnet_lite import INTERPOLATION, NORMALIZATION
-from ropaws.embedding.feature_check import useless_features
+from ropaws.embedding.convnets import INTERPOLATION, NORMALIZATION, resnet18
+from ropaws.embedding.embedder import useless_features
 from ropaws.embedding.pretrained import NETWORKS, check_view_size, known_name, weights_input
 from ropaws.embedding.timm_backbone import HUB_SECONDS, TimmBackbone, check_download
-from ropaws.run.auto_config import fit_settings
+from ropaws.run.own_data import fit_settings
 from tests.embedding.conftest import TINY, needs_timm, timm
 from tests.photos import fails, make_photos
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ropaws.pool.datasets.mixes import embedded_truth
+from ropaws.pool.datasets.catalog import embedded_truth
 from ropaws.pool.sources import DataConfig, load_corpus
 from tests.explore.serving import PATIENCE
 

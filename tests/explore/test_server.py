@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ropaws.classify import head
+from ropaws.explore import server as web_server
 from ropaws.explore.server import bind
 from tests.explore.pools import COUNT, label_some, make_pool, truth
 from tests.explore.serving import TOKEN, Client, served
@@ -58,6 +59,24 @@ def test_columns_are_packed_as_the_page_reads_them(server):
     state = client.state()
     version = f"{state['session']}-{state['revision']}-{state['model_version']}-{state['map_version']}"
     assert reply.headers["x-ropaws-version"] == version
+
+
+def test_columns_are_sent_in_parts(server, monkeypatch):
+    """The page says how much has come; the server starts to send before it has gone through all of them."""
+    client, _ = server
+    whole = client.get("/api/columns")
+    sent = []
+    parts = web_server.StreamingResponse
+    monkeypatch.setattr(web_server, "PART", 100)
+    monkeypatch.setattr(
+        web_server,
+        "StreamingResponse",
+        lambda given, **rest: parts((sent.append(len(part)) or part for part in given), **rest),
+    )
+    again = client.get("/api/columns")
+    assert again.body == whole.body
+    assert int(again.headers["content-length"]) == len(whole.body) == sum(sent)
+    assert max(sent) == 100
 
 
 def test_a_label_and_its_undo(server):

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.insight import accuracy_estimate as ae
 from ropaws.insight.held_out import held_out_probs, logistic_probs
-from ropaws.insight.label_choice import STRATEGIES, Situation
+from ropaws.insight.suggestions import STRATEGIES, Situation
 
 
 def rng(seed):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ropaws.classify.classifier import ClassifierSettings
 from ropaws.classify.head import LabeledRows
 from ropaws.classify.logistic import fit_logistic
-from ropaws.insight import held_out, learning_curve
+from ropaws.insight import held_out
 from ropaws.insight.held_out import accuracy, difference
 
 
@@ -127,7 +127,7 @@ def test_standard_errors():
 
 def test_a_learning_curve_rises_and_its_last_doubling_is_the_difference():
     points, labels = clusters(20, dims=30, spread=0.4)
-    found = learning_curve.learning_curve(points, labels, classes=3)
+    found = held_out.learning_curve(points, labels, classes=3)
     assert found.labels_per_class == [1, 2, 4, 8, 16]
     assert 55 <= found.images <= 60  # over all draws, nearly every label was held out
     for series in found.series.values():
@@ -140,8 +140,8 @@ def test_a_learning_curve_rises_and_its_last_doubling_is_the_difference():
 def test_a_learning_curve_on_tests_agrees_with_that_on_held_out_labels():
     points, labels = clusters(33, spread=0.8)
     tests, truth = clusters(300, spread=0.8, seed=1)
-    out = learning_curve.learning_curve(points, labels, classes=3)
-    test = learning_curve.curve_on_tests(points, labels, tests, truth, classes=3)
+    out = held_out.learning_curve(points, labels, classes=3)
+    test = held_out.curve_on_tests(points, labels, tests, truth, classes=3)
     assert (test.labels_per_class, test.images) == ([1, 2, 4, 8, 16, 32], 900)
     for name, series in out.series.items():
         for one, other in zip(series.accuracy, test.series[name].accuracy, strict=True):
@@ -150,9 +150,7 @@ def test_a_learning_curve_on_tests_agrees_with_that_on_held_out_labels():
 
 def test_standard_errors_of_a_curve_cover_what_other_labels_would_give():
     """Over many data sets of 12 labels the errors that are said and the spread that is seen agree."""
-    curves = [
-        learning_curve.learning_curve(*clusters(4, spread=0.8, seed=seed), classes=3) for seed in range(25)
-    ]
+    curves = [held_out.learning_curve(*clusters(4, spread=0.8, seed=seed), classes=3) for seed in range(25)]
     points = [curve.series["soft_nn"].accuracy[-1] for curve in curves]
     spread = np.std([point.value for point in points])
     said = np.mean([point.error for point in points])
@@ -163,7 +161,7 @@ def test_standard_errors_of_a_curve_cover_what_other_labels_would_give():
 def test_a_learning_curve_needs_three_labels_per_class(sizes, expected):
     labels = torch.arange(3).repeat_interleave(torch.tensor(sizes))
     points = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0))
-    found = learning_curve.learning_curve(points, labels, classes=3)
+    found = held_out.learning_curve(points, labels, classes=3)
     assert (found and found.labels_per_class) == expected
 
 
@@ -174,10 +172,10 @@ def test_a_class_with_few_labels_keeps_one_to_test_on(monkeypatch):
         learned.append(torch.bincount(labels, minlength=classes).tolist())
         return torch.zeros(len(queries), dtype=torch.long)
 
-    monkeypatch.setattr(learning_curve, "CLASSIFIERS", {"logistic": classify})
+    monkeypatch.setattr(held_out, "CLASSIFIERS", {"logistic": classify})
     labels = torch.tensor([0] * 9 + [1] * 9 + [2] * 9 + [3] * 2 + [4])
     points = torch.randn(len(labels), 4, generator=torch.Generator().manual_seed(0))
-    found = learning_curve.learning_curve(points, labels, classes=5)
+    found = held_out.learning_curve(points, labels, classes=5)
     assert found.labels_per_class == [1, 2, 4, 8]
     assert learned[:4] == [[1, 1, 1, 1, 1], [2, 2, 2, 1, 1], [4, 4, 4, 1, 1], [8, 8, 8, 1, 1]]
     assert found.images <= 29  # the lone label is learned from, never tested on

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
-from ropaws.insight import label_choice as choice
-from ropaws.insight.label_choice import STRATEGIES, Situation, class_probs, margins
+from ropaws.insight import suggestions as choice
+from ropaws.insight.suggestions import STRATEGIES, Situation, class_probs, margins
 
 
 @pytest.fixture

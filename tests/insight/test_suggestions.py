@@ -13,9 +13,8 @@ from ropaws.classify.pool_prior import in_class_probability
 from ropaws.core.features import main_points
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.insight import suggestions
-from ropaws.insight.label_choice import STRATEGIES, Situation
 from ropaws.insight.metrics import detection
-from ropaws.insight.suggestions import OURS, coverage, row_weights, suggest
+from ropaws.insight.suggestions import OURS, STRATEGIES, Situation, coverage, row_weights, suggest
 
 
 def pool(per_cluster=40, clusters=6, seed=0, spread=0.15, d=16):
@@ -92,8 +91,10 @@ def test_doubt_that_comes_from_being_outside_does_not_count():
     assert found == sorted(found, reverse=True)
 
 
-def test_greedy_coverage_is_the_loop(monkeypatch):
+@pytest.mark.parametrize("looked_at", [1, 64])
+def test_greedy_coverage_is_the_loop(monkeypatch, looked_at):
     """Each pick by the definition, one candidate after the other."""
+    monkeypatch.setattr(suggestions, "LOOKED_AT", looked_at)
     points, _, labels = pool(12, 3, spread=0.5)
     points, random = main_points(points), np.random.default_rng(0)
     labels[[3, 20]] = torch.tensor([0, OUT_OF_CLASS])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from ropaws.methods.classifier import gaussian_ramp
 from ropaws.methods.ds3l import DS3L, weighted_mean
-from ropaws.methods.pseudo_targets import gaussian_ramp
 from tests import oracles
 from tests.methods.one_step import CLASSES, make_batch, make_model
 from tests.methods.test_mpl import image_batch as mpl_batch

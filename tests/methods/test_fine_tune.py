@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 
 from ropaws.core.distributed import Rank
+from ropaws.core.optimizers import OptimConfig, build_optimizer
 from ropaws.core.records import Batch, Support
 from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import FineTune, LabeledEmbeddings
-from ropaws.methods import pseudo_targets as row_losses
+from ropaws.methods import classifier as row_losses
 from ropaws.pool.augment import AugmentConfig
 from ropaws.training.loop import fit
-from ropaws.training.optim import OptimConfig, build_optimizer
 
 CLASSES = 4
 CONFIG = ModelConfig(backbone="small-8", projection_hidden=6, projection_dims=5)

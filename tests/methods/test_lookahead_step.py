@@ -5,8 +5,8 @@ import copy
 import torch
 import torch.nn.functional as F
 
+from ropaws.methods.classifier import handed_over, logits_with, slopes_of, stepped, trained_weights
 from ropaws.methods.fixmatch import FixMatch
-from ropaws.methods.lookahead_step import handed_over, logits_with, slopes_of, stepped, trained_weights
 from tests.methods.one_step import make_model
 
 IMAGES = torch.randn(6, 3, 12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

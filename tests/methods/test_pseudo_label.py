@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from ropaws.methods.classifier import kept_norm_statistics
 from ropaws.methods.cross_entropy import CrossEntropy
-from ropaws.methods.lookahead_step import kept_norm_statistics
 from ropaws.methods.pseudo_label import PseudoLabel
 from tests import oracles
 from tests.methods.one_step import make_batch, make_model

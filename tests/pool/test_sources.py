@@ -30,7 +30,7 @@ def test_embedded_files_are_small():
 
 
 def test_the_true_labels_of_the_pool_agree_with_the_granted_ones_and_are_half_out_of_class():
-    from ropaws.pool.datasets.mixes import embedded_truth
+    from ropaws.pool.datasets.catalog import embedded_truth
 
     truth = embedded_truth()
     corpus = load_corpus(DataConfig(source="fashion-demo"))

@@ -11,8 +11,7 @@ import ropaws
 import ropaws.run.config
 from ropaws.methods import make_method
 from ropaws.pool.corpus import Corpus
-from ropaws.pool.sources import DataConfig
-from ropaws.pool.splits import choose_split, draw_split, read_split, write_split
+from ropaws.pool.sources import DataConfig, choose_split, draw_split, read_split, write_split
 from tests import tiny
 
 LABELS = torch.tensor([0] * 40 + [1] * 20 + [2] * 5 + [-1] * 35)

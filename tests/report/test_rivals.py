@@ -6,11 +6,11 @@ import re
 import pytest
 
 from ropaws.insight.accuracy_estimate import binomial_interval
-from ropaws.report import learning, rivals
+from ropaws.report import rivals, run_page
 from ropaws.report.charts import error_chart
+from ropaws.report.rivals import share_of, verdict
 from ropaws.report.run_files import RunFiles
 from ropaws.report.run_page import write_groups_page, write_report
-from ropaws.report.verdict import share_of, verdict
 
 CURVE = {
     "labels_per_class": [1, 2, 4],
@@ -199,7 +199,7 @@ def test_only_the_in_domain_probability_can_make_its_own_share_doubtful(files, t
 
 
 def doubling(gain, error, *, frozen=True):
-    return learning.sentence(learning.Doubling(4, 8, gain, error, frozen))
+    return run_page.doubling_sentence(run_page.Doubling(4, 8, gain, error, frozen))
 
 
 def test_the_last_doubling_in_words():
@@ -219,30 +219,30 @@ def test_the_last_doubling_in_words():
 
 def test_the_section_has_a_curve_a_table_and_the_sentence(files):
     run = files(features=on_tests(), learning_curve={"least": 3, "test": CURVE, "held_out": CURVE})
-    section = learning.learning_curve(run)
+    section = run_page.learning_curve(run)
     assert section.count("<svg") == 2
     assert "Going from 2 to 4 labels per class raised the accuracy by 8.0 points" in section
     assert "58.0 ± 2.0" in section
     assert "On test images" in section
     assert "too high" not in section
     trained = files(features=on_tests(frozen=False), learning_curve={"least": 3, "held_out": CURVE})
-    section = learning.learning_curve(trained)
+    section = run_page.learning_curve(trained)
     assert section.count("<svg") == 1
     assert "with few labels the curve is too high" in section
 
 
 def test_too_few_labels_are_said(files):
-    assert "at least 3 labels per class" in learning.learning_curve(files(learning_curve={"least": 3}))
+    assert "at least 3 labels per class" in run_page.learning_curve(files(learning_curve={"least": 3}))
 
 
 def test_the_sentence_is_of_test_images_where_there_are_some():
     held_out = json.loads(json.dumps(CURVE))
     held_out["series"]["logistic"]["gain"] = 0.5
     both = {"learning_curve": {"held_out": held_out, "test": CURVE}}
-    assert learning.last_doubling(both).gain == 0.08
-    assert learning.last_doubling({"learning_curve": {"held_out": held_out}}).gain == 0.5
-    assert learning.last_doubling({"learning_curve": {"held_out": {"series": 3}}}) is None
-    assert learning.last_doubling({}) is None
+    assert run_page.last_doubling(both).gain == 0.08
+    assert run_page.last_doubling({"learning_curve": {"held_out": held_out}}).gain == 0.5
+    assert run_page.last_doubling({"learning_curve": {"held_out": {"series": 3}}}) is None
+    assert run_page.last_doubling({}) is None
 
 
 def test_a_chart_with_error_bars_is_drawn_to_scale():

@@ -12,11 +12,11 @@ from PIL import Image
 
 import ropaws
 from ropaws.cli.main import main
-from ropaws.embedding import efficientnet_lite
+from ropaws.embedding import convnets
 from ropaws.embedding.backbones import LITE, ModelConfig, build_encoder
 from ropaws.pool.listing import list_labeled, list_unlabeled, merge
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.run.auto_config import fit_settings, parse_time
+from ropaws.run.own_data import fit_settings, parse_time
 from tests.photos import fails
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_large_photographs_have_views_that_a_processor_can_afford(tmp_path):
 
 
 def test_without_pretrained_weights_it_says_how_to_get_them_and_trains_from_scratch(photos, monkeypatch):
-    monkeypatch.setattr(efficientnet_lite, "weight_file", lambda: None)
+    monkeypatch.setattr(convnets, "weight_file", lambda: None)
     choice = fit_settings(photos / "labeled", (photos / "pool",), device="cpu")
     assert choice.config.model.backbone == "small"
     assert not choice.config.model.frozen

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ropaws
-from ropaws import Run, train_on
+from ropaws import Run
 from ropaws.cli.main import main
 from ropaws.run.discover import accept
 from tests.photos import fails, make_photos
@@ -121,8 +121,9 @@ def photos(tmp_path_factory):
     """Files, and a run on them with a backbone of random weights."""
     folder = tmp_path_factory.mktemp("photos")
     photos = make_photos(folder)
-    run = train_on(photos / "labeled", photos / "pool", out=folder / "run", backbone="small", device="cpu")
-    return run, photos
+    main(["train", "--labeled", str(photos / "labeled"), "--unlabeled", str(photos / "pool"), "--out",
+          str(folder / "run"), "--backbone", "small", "--train.steps", "20", "--no-report"])  # fmt: skip
+    return folder / "run", photos
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_embedded_garments_with_default_settings(tmp_path, capsys):
     """Five classes with five labels each; the pool has these and five kinds more."""
     from PIL import Image
 
-    from ropaws.pool.datasets.mixes import embedded_truth
+    from ropaws.pool.datasets.catalog import embedded_truth
     from ropaws.pool.sources import DataConfig, load_corpus
 
     corpus = load_corpus(DataConfig(source="fashion-demo"))

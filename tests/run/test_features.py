@@ -14,7 +14,7 @@ import ropaws
 from ropaws import Run
 from ropaws.cli.main import main
 from ropaws.core.records import Share
-from ropaws.run import evaluate_features as analysis
+from ropaws.run import evaluate as analysis
 from tests import tiny
 
 

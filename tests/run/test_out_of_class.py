@@ -11,8 +11,8 @@ from ropaws.explore.fitting import Answered, fit_round
 from ropaws.explore.pool import in_main_directions, pool_of_sources
 from ropaws.explore.session import Session
 from ropaws.methods.pool_calibration import pool_prior
+from ropaws.pool.corpus import own_images
 from ropaws.pool.listing import Pool
-from ropaws.pool.reading import own_images
 from tests.photos import fails
 
 CLASSES, PER_KIND, LABELS, ANSWERS = 3, 60, 4, 8

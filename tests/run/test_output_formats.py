@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ropaws.cli.main import main
-from ropaws.insight.pool_map import pool_map
+from ropaws.insight.neighbors import pool_map
 from ropaws.run.output_formats import FIELDS, Output, write_labels
 from ropaws.run.predict import HeldRows
 from tests.photos import NAMES, fails

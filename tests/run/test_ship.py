@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 import ropaws
 from ropaws import RoPAWS, Run
+from ropaws.core.optimizers import OptimConfig
 from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.methods import METHODS, FixMatch
 from ropaws.run import export_graph, export_model
@@ -22,7 +23,6 @@ from ropaws.run.config import with_method
 from ropaws.run.export_graph import OUTPUTS, ExportedModel, OnnxModel, record
 from ropaws.run.export_model import Samples
 from ropaws.run.predict import Predictor
-from ropaws.training.optim import OptimConfig
 from tests import tiny
 from tests.photos import fails
 

@@ -16,16 +16,16 @@ import ropaws.run.train as training
 from ropaws import Run
 from ropaws.core.features import FeatureRows, SeveralKinds
 from ropaws.core.files import write_json
+from ropaws.core.optimizers import OptimConfig
 from ropaws.core.terminal import Terminal
 from ropaws.embedding import frozen_features as embedding
 from ropaws.embedding.backbones import ModelConfig, build_encoder
-from ropaws.embedding.efficientnet_lite import pretrained_weights
+from ropaws.embedding.convnets import pretrained_weights
 from ropaws.methods import FixMatch, RoPAWS, encoder_of
 from ropaws.pool.augment import kind_of
 from ropaws.pool.corpus import EmbeddedImages
 from ropaws.pool.rand_augment import StrongView, WeakView
 from ropaws.run.config import embedder_of, to_json
-from ropaws.training.optim import OptimConfig
 from tests import tiny
 from tests.test_distributed import run_worker
 

@@ -9,7 +9,7 @@ from PIL import Image
 from ropaws.core.distributed import Rank, share
 from ropaws.core.randomness import SupportConfig, support_share, unlabeled_indices
 from ropaws.pool.augment import AugmentConfig, Normalization
-from ropaws.pool.streaming import ImageStack
+from ropaws.pool.corpus import ImageStack
 from ropaws.training import loaders
 from ropaws.training.loaders import BatchStream, TrainingData
 

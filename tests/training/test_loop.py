@@ -28,8 +28,14 @@ from ropaws.training.checkpoint import (
     save_checkpoint,
     save_model,
 )
-from ropaws.training.loop import StepResult, TrainingDivergedError, fit, show_progress, stop_between_steps
-from ropaws.training.trackers import drop_metrics_from
+from ropaws.training.loop import (
+    StepResult,
+    TrainingDivergedError,
+    drop_metrics_from,
+    fit,
+    show_progress,
+    stop_between_steps,
+)
 
 
 class Scripted(Method):

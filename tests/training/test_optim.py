@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from ropaws.core.optimizers import LARS, Adam
-from ropaws.embedding.backbones import ModelConfig, build_encoder
-from ropaws.methods import PAWS, FineTune
-from ropaws.run.config import RunConfig, with_method
-from ropaws.training.optim import (
+from ropaws.core.optimizers import (
+    LARS,
+    Adam,
     OptimConfig,
     build_optimizer,
     fixmatch_cosine,
     learning_rate,
     warmup_cosine,
 )
+from ropaws.embedding.backbones import ModelConfig, build_encoder
+from ropaws.methods import PAWS, FineTune
+from ropaws.run.config import RunConfig, with_method
 from tests.methods.foreign import MemoryMethod
 
 

@@ -24,7 +24,7 @@ from ropaws.core.run_layout import FORMAT
 from ropaws.embedding.backbones import build_encoder
 from ropaws.methods import Method
 from ropaws.run.config import to_json
-from ropaws.training import trackers
+from ropaws.training import loop
 from ropaws.training.loop import fit
 from tests import tiny
 from tests.test_distributed import environment
@@ -215,7 +215,7 @@ def test_a_missing_tracker_is_named_before_anything_else(data, tmp_path, monkeyp
     with pytest.raises(ValueError, match=rf"needs pip install 'ropaws\[{name}\]'"):
         ropaws.train(tiny.config(data, log=(name,)), tmp_path / "run")
     with pytest.raises(ValueError, match=rf"needs pip install 'ropaws\[{name}\]'"):
-        trackers.open_trackers(tmp_path, "m.jsonl", (name,), start=0, config={})
+        loop.open_trackers(tmp_path, "m.jsonl", (name,), start=0, config={})
     assert not (tmp_path / "run").exists()
 
 

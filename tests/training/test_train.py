@@ -252,7 +252,7 @@ def test_training_reads_no_file_of_true_labels(tmp_path, monkeypatch):
     def forbidden():
         raise AssertionError("training looked at the true labels")
 
-    monkeypatch.setattr("ropaws.pool.datasets.mixes.embedded_truth", forbidden)
+    monkeypatch.setattr("ropaws.pool.datasets.catalog.embedded_truth", forbidden)
     monkeypatch.setattr("ropaws.run.outputs.embedded_truth", forbidden)
     rows._load_arrays.cache_clear()  # what another test has read
     config = ropaws.recipes.demo()

@@ -1,4 +1,4 @@
-"""`ropaws bench`: methods x data x labels x seeds, on equal terms, into one folder."""
+"""`ropaws bench`: methods x data x labels x seeds, on equal terms, into one folder; the demo is a preset."""
 
 import functools
 import time
@@ -14,18 +14,28 @@ from rich.table import Table
 
 from ropaws import __version__
 from ropaws.bench.cells import Budget, Cell, frozen_rows, method_settings, run_cell
-from ropaws.bench.entries import JUDGES, check_entries, phases_of, plain_name
+from ropaws.bench.entries import (
+    JUDGES,
+    Data,
+    Network,
+    Task,
+    base_config,
+    check_entries,
+    phases_of,
+    plain_name,
+)
 from ropaws.bench.results import REFERENCE, RESULTS, BenchResults, open_folder, summarize, task_facts
-from ropaws.bench.tasks import Data, Network, Task, base_config
 from ropaws.bench.workers import run_all, stopped_like_ctrl_c
+from ropaws.classify import head
 from ropaws.core.cores import available_cores
 from ropaws.core.locks import locked
 from ropaws.core.run_layout import REPORT
 from ropaws.core.terminal import duration, tell
 from ropaws.methods import import_method
-from ropaws.recipes.protocols import Protocol, get_protocol
+from ropaws.recipes.protocols import FROM_SCRATCH, Protocol, get_protocol
 from ropaws.report.bench_page import ordered_rows, shown
 from ropaws.run.config import differences
+from ropaws.run.run import Run
 
 METHODS = (
     "supervised",
@@ -369,3 +379,61 @@ def _tables(tables: Sequence[Mapping[str, Any]]) -> list[Table]:
             table.add_row(row["method"], *figures, f"{row['seconds']:.0f}", str(len(row["seeds"])))
         found.append(table)
     return found
+
+
+POOL = "fashion-demo"
+ON_FEATURES = ("logistic", "label-spreading", "paws", "ropaws-paper", "ropaws")
+TRAINED_FROM_SCRATCH = ("supervised", "paws", "ropaws")
+RUN_REPORT = "ropaws.html"  # beside the table's report.html
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Learn five kinds of garment from 4 labels each and an uncurated pool of 5,000 images.
+
+    On features of a small pretrained network: RoPAWS beside logistic regression, scikit-learn's
+    LabelSpreading, PAWS, and RoPAWS exactly as in the paper. Writes results.json, report.html (the
+    table) and ropaws.html (what a run's report shows). It may be interrupted: the same command resumes it.
+    """
+
+    seeds: int = 1
+    """Draws of the labels."""
+    labels_per_class: int = 4
+    """Labels that training may see."""
+    from_scratch: bool = False
+    """Train small networks from scratch instead: the supervised baseline, PAWS and RoPAWS. Minutes."""
+    out: Path = Path("demo")
+    """Folder for the results."""
+    steps: int | None = None
+    """Training steps of RoPAWS; the others see as many images."""
+    workers: int | None = None
+    """Methods that are trained side by side; by default one for each core, or one with a GPU."""
+
+    def __post_init__(self) -> None:
+        if self.labels_per_class < 1:
+            raise ValueError(f"--labels-per-class must be at least 1, got {self.labels_per_class}")
+
+    def bench(self) -> Bench:
+        """Return the demo as settings of `ropaws bench`."""
+        return Bench(
+            methods=TRAINED_FROM_SCRATCH if self.from_scratch else ON_FEATURES,
+            protocol=FROM_SCRATCH if self.from_scratch else None,
+            data=() if self.from_scratch else (POOL,),
+            network="small" if self.from_scratch else "pretrained",
+            labels=(self.labels_per_class,),
+            seeds=self.seeds,
+            steps=self.steps,
+            curve=1,
+            views=head.RANDOM_VIEWS,
+            workers=self.workers,
+            out=self.out,
+        )
+
+
+def run_demo(settings: Demo, console: Console) -> dict[str, Any]:
+    """Train, test, show, write; the content of results.json."""
+    content = run_bench(settings.bench(), console)
+    folder = Cell(Data(POOL), settings.labels_per_class, 0, "ropaws").folder(settings.out) / "1-ropaws"
+    page = Run(folder, console=console).report(settings.out / RUN_REPORT)
+    console.print(f"Written: {page}, the report of the RoPAWS run", highlight=False, soft_wrap=True)
+    return content

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from ropaws.bench.entries import JUDGES, Phase, phases_of
-from ropaws.bench.tasks import Data, Network, Task, base_config, warmed
+from ropaws.bench.entries import JUDGES, Data, Network, Phase, Task, base_config, phases_of, warmed
 from ropaws.core.features import main_directions, principal_components
 from ropaws.core.files import read_json, write_json
 from ropaws.core.labels import OUT_OF_CLASS
@@ -25,7 +24,7 @@ from ropaws.insight.metrics import accuracy_and_confidence, balanced_accuracy, d
 from ropaws.methods import Method
 from ropaws.methods.classifier import FIXMATCH_OPTIM
 from ropaws.pool.augment import View
-from ropaws.pool.splits import choose_split, write_split
+from ropaws.pool.sources import choose_split, write_split
 from ropaws.run.config import RunConfig, embedder_of, to_json, with_method
 from ropaws.run.run import Run
 from ropaws.run.train import TrainInputs, resume, train

@@ -13,7 +13,7 @@ from rich.console import Console
 from scipy.special import stdtrit
 
 from ropaws.bench.cells import RESULT, Cell, read_result
-from ropaws.bench.tasks import Task
+from ropaws.bench.entries import Task
 from ropaws.bench.workers import WorkResult
 from ropaws.core.files import read_json, write_json, write_text
 from ropaws.core.run_layout import REPORT

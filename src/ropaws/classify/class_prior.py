@@ -1,23 +1,21 @@
 """How frequent each class is among the in-class images of the pool: given, read off the labels, or estimated.
 
 Labels that are equally many per class were chosen to be so and say nothing of the pool; unequal ones are most
-often a random sample of it. The pool itself says the rest: labels are propagated through it, and EM finds the
-frequencies at which its predictions are consistent.
+often a random sample of it. The pool itself says the rest: labels are propagated through it, every class with
+the same weight, and the images that each class gets are counted.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
-# Of the center in EM, against all in-class images of the pool: of equal classes, and of the labels' counts.
-EVEN_STRENGTH, LABEL_STRENGTH = 0.1, 1.0
-NOISE = 1.4  # L1 distance to equal classes that is found of a balanced pool, for each wrong prediction
+NOISE = 0.9  # distance to equal classes, in standard errors, up to which a pool is taken for balanced
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
 SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
@@ -85,28 +83,50 @@ def sampled(counts: Tensor) -> Tensor:
     on average if classes are equally frequent.   (c,)  ->  (c,) sums to 1
     """
     equal, numbers = 1 / len(counts), counts.double()
-    chance = numbers.sum() * equal
-    spread = float(((numbers - chance) ** 2).sum() / chance)
-    kept = 1 - ((len(counts) - 1) / spread) ** 2 if spread > len(counts) - 1 else 0.0
+    kept = 1 - ((len(counts) - 1) / _spread(counts)) ** 2 if differ_by_more_than_chance(counts) else 0.0
     return (equal + kept * (numbers / numbers.sum() - equal)).float()
 
 
-def shrunk(frequencies: Tensor, error: float) -> Tensor:
-    """Closer to equal classes, as James and Stein's estimate: predictions are not perfect.
+def differ_by_more_than_chance(counts: Tensor) -> bool:
+    """Whether counts (c,) are farther from equal ones than chance makes those of equal classes."""
+    return _spread(counts) > len(counts) - 1
 
-    (c p(y))^g with g = 1 - (NOISE error / L1 distance to equal classes)^2, or 0.   (c,)  ->  (c,) sums to 1
-    error: expected share of wrong predictions among those that the frequencies were counted on
+
+def _spread(counts: Tensor) -> float:
+    """The chi-squared statistic X of counts (c,) against equal classes."""
+    chance = counts.double().mean()
+    return float(((counts - chance) ** 2).sum() / chance)
+
+
+def shrunk(frequencies: Tensor, error: float, *, wrong: float) -> Tensor:
+    """Counted frequencies without what chance and wrong predictions explain.
+
+    (c p(y))^g with g = (1 + wrong) (1 - (NOISE error / |p - 1/c|)^4), or 0.   (c,)  ->  (c,) sums to 1
+    error: standard error of the frequencies, over all classes together, as jackknife_error finds it
+    wrong: expected share of wrong predictions. They are spread over the classes, so that counts are closer to
+        equal classes than the truth is.
     """
-    distance = float((frequencies - 1 / len(frequencies)).abs().sum())
-    noise = NOISE * error
-    found = frequencies ** (1 - (noise / distance) ** 2 if distance > noise else 0.0)
+    distance, noise = float((frequencies - 1 / len(frequencies)).norm()), NOISE * error
+    power = (1 + wrong) * (1 - (noise / distance) ** 4) if distance > noise else 0.0
+    found = frequencies**power
     return found / found.sum()
+
+
+def jackknife_error(left_out: Tensor) -> float:
+    """Standard error of frequencies that were found once more without each of k parts of the labels.
+
+    sqrt((k - 1) / k sum_j |p_j - mean p|^2)   (k, c)  ->  infinite for fewer than two parts
+    """
+    parts = len(left_out)
+    if parts < 2:
+        return math.inf
+    return math.sqrt((parts - 1) / parts * float((left_out - left_out.mean(dim=0)).square().sum()))
 
 
 def labels_agree(counts: Tensor, frequencies: Tensor) -> bool:
     """Do frequencies that were found without the labels' counts make them likelier than equal classes do?
 
-    If not, the labels are no random sample of the pool, or the pool is balanced.   both (c,)
+    If not, the labels are no random sample of the pool, or it is balanced.   both (c,)
     """
     return float((counts * (len(counts) * frequencies).log()).sum()) >= AGREEMENT * float(counts.sum())
 
@@ -119,6 +139,8 @@ def bounded(frequencies: Tensor) -> Tensor:
 
 def with_interval(frequencies: Tensor, labels: int) -> ClassPrior:
     """Give frequencies the intervals that the labels alone, drawn at random, would give them.   (c,)"""
+    from scipy.special import betaincinv  # slow to load
+
     share = frequencies.double().numpy()
     low, high = (
         torch.from_numpy(betaincinv(labels * share + 0.5, labels * (1 - share) + 0.5, level)).to(frequencies)

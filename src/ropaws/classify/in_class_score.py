@@ -129,7 +129,7 @@ def log_density_ratio(
     if (log_prior := labeled.log_prior) is not None:
         to_labeled = to_labeled + log_prior[labeled.classes]
     inside = to_labeled.logsumexp(dim=1) - (counts > 0).to(queries).sum().log()
-    to_pool = (eq.cosine(queries, pool) - 1) / temperature
+    to_pool = eq.cosine(queries, pool).sub_(1).div_(temperature)  # in place: it is large
     others = queries.new_full((queries.shape[0],), len(pool))
     if own is not None:
         rows = (own >= 0).nonzero().squeeze(1)

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from ropaws import equations as eq
 from ropaws.classify.class_prior import (
-    EVEN_STRENGTH,
-    LABEL_STRENGTH,
     ClassPrior,
     ClassPriorChoice,
     bounded,
+    differ_by_more_than_chance,
+    jackknife_error,
     labels_agree,
     shrunk,
+    smoothed,
     starting_class_prior,
     with_interval,
 )
@@ -38,8 +39,8 @@ from ropaws.classify.in_class_share import (
     score_gap,
     share_interval,
 )
-from ropaws.classify.propagation import VOTERS, Kernel, choose_voters, given_in_class, solve_voters
-from ropaws.classify.soft_nn import LabeledEmbeddings, likeliest_temperature
+from ropaws.classify.propagation import VOTERS, Kernel, choose_voters, solve_voters
+from ropaws.classify.soft_nn import LabeledEmbeddings
 from ropaws.core.features import (
     FeatureRows,
     Features,
@@ -127,6 +128,14 @@ INVERSE_PENALTY = 10.0  # scikit-learn's C, on centered unit features
 BLOCK = 512  # rows that are looked at together
 
 
+# Of the propagation that counts how many images of the pool each class gets.
+COUNTING = Kernel(temperature=0.05, prior_temperature=None)
+HEARING = 0.95  # of what a point has heard that it passes on, so that the propagation ends soon
+PARTS = 10  # of the labels, each left out once, for the error of the counts
+LABEL_SHARE = (
+    0.5  # of the labels' own frequencies where they are a sample of the pool; the rest is the counts
+)
+
 # Out-of-class answers vote for what is near them, on centered unit features.
 VOTE_TEMPERATURE = 0.1
 PRIOR_WEIGHT = 0.15  # of the prior, in votes of an answer as near as the nearest row mostly is
@@ -174,7 +183,6 @@ class Scored(NamedTuple):
 
     curve: PriorCurve
     scores: Tensor  # (n,)
-    has_gap: bool  # between in-class and out-of-class rows
 
 
 class PoolPrior(nn.Module):
@@ -301,7 +309,7 @@ class PoolPrior(nn.Module):
         )
         if class_prior == "auto":
             self._estimate_frequencies(own[where.cpu()])
-        curve, scores, _ = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
+        curve, scores = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
         self.prior.copy_(self._answered(curve(scores), lambda: pool.map(self._votes)))
         self.prior[where.to(self.prior.device)] = 1.0
         self.prior[apart.to(self.prior.device)] = 0.0
@@ -329,7 +337,7 @@ class PoolPrior(nn.Module):
         self.curve.copy_(torch.tensor(curve))
         self.share.copy_(torch.tensor(share))
         self.border.fill_(border_score(rest, share.estimate, gap))
-        return Scored(curve, scores, gap is not None)
+        return Scored(curve, scores)
 
     def _sample_evidence(self, known: Known) -> Tensor:
         """Of the sample; no image counts itself in the density of the pool.   ->  (m, 3)"""
@@ -344,7 +352,7 @@ class PoolPrior(nn.Module):
         unlabeled[own[own >= 0]] = False
         if self.classes < 2 or int(unlabeled.sum()) < 2:
             return
-        curve, scores, has_gap = self._fit_scores(self._sample_evidence, unlabeled, own)
+        curve, scores = self._fit_scores(self._sample_evidence, unlabeled, own)
         rows = unlabeled.nonzero().squeeze(1)
         rows = rows[choose_voters(len(rows), VOTERS)]
         points = self.sample[rows.to(self.sample.device)]
@@ -352,36 +360,45 @@ class PoolPrior(nn.Module):
         likely = self._answered(
             likely, lambda: answer_votes(points, self.labeled, self.outside, self.typical)
         )
-        # Images of a frequent class look less in-class than they are until it is known to be frequent: only
-        # where there is a gap, or an answer, do they count for less before.
-        told_apart = has_gap or len(self.outside) > 0
-        counts = self._counts.to(likely)
-        even = torch.full_like(counts, 1 / self.classes)
-        inside = likely if told_apart else torch.ones_like(likely)
-        found, error = self._counted(points, inside, even, EVEN_STRENGTH)
-        start = self.class_prior
-        if start is not None and labels_agree(counts, found):
-            found, _ = self._counted(points, likely, start, LABEL_STRENGTH)
-        else:
-            found = shrunk(found, error)
-        self._set_frequencies(found)
+        everything = torch.ones(len(self.labels), dtype=torch.bool, device=self.labels.device)
+        nearest, counts = self._reached(points, likely, everything), self._counts.to(likely)
+        found, start = self._counted(nearest, likely), self.class_prior
+        if start is not None and differ_by_more_than_chance(self._counts.cpu()):
+            agree = labels_agree(counts, found)
+            # Counts lean to classes with more labels: where the two disagree, nothing is known.
+            self._set_frequencies(torch.lerp(found, start, LABEL_SHARE) if agree else None)
+            return
+        left_out = [self._counted(self._reached(points, likely, ~p), likely) for p in self._label_parts()]
+        same = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
+        agreement = float(likely @ same / likely.sum().clamp_min(eq.TINY))
+        right = expected_accuracy(agreement, float(self.confidence[0]), self.classes)
+        self._set_frequencies(shrunk(found, jackknife_error(torch.stack(left_out)), wrong=1 - right))
 
-    def _counted(
-        self, points: Tensor, inside: Tensor, center: Tensor, strength: float
-    ) -> tuple[Tensor, float]:
-        """Class frequencies by EM on predictions for points (n, d) that are in-class as likely.
+    def _counted(self, nearest: Tensor, inside: Tensor) -> Tensor:
+        """Frequencies of the classes of points (n,) that are in-class as likely.   ->  (c,)"""
+        return smoothed(inside.new_zeros(self.classes).index_add(0, nearest, inside))
 
-        ->  (c,), and the share of these predictions that is wrong by their own confidence
+    def _reached(self, points: Tensor, inside: Tensor, kept: Tensor) -> Tensor:
+        """The class whose labels reach each point (n, d) most, all classes having the same weight.   ->  (n,)
+
+        To count them is nearer to the truth than mean probabilities: no prediction is sure.
+        inside (n,): how likely the points are in-class; kept (l,): which labels
         """
-        support = LabeledEmbeddings(self.labeled, self.labels, self.classes)
-        kernel = Kernel(temperature=likeliest_temperature(support), prior_temperature=None)
-        solved = solve_voters(points, support.embeddings, support.one_hot, kernel, prior=inside)
-        near, regression = given_in_class(solved.heard), self._even_log_probs(points)
-        held_out = float(self.confidence[0])
-        temperature = calibrated_temperature(near, regression, inside, share=0.5, held_out=held_out)
-        probs = mixed_probs(near, regression, 0.5, temperature)
-        error = 1 - float(inside @ probs.amax(dim=1) / inside.sum().clamp_min(eq.TINY))
-        return eq.class_frequencies(probs, inside, center, strength=strength * float(inside.sum())), error
+        support = LabeledEmbeddings(self.labeled[kept], self.labels[kept], self.classes)
+        heard = solve_voters(
+            points, support.embeddings, support.one_hot, COUNTING, tolerance=0.01, prior=HEARING * inside
+        ).heard
+        return heard.argmax(dim=1)
+
+    def _label_parts(self) -> list[Tensor]:
+        """Parts of the labels with as equal a share of every class as can be.   ->  (l,) each"""
+        by_class = self.labels.argsort(stable=True)
+        parts = torch.zeros(
+            min(PARTS, len(by_class)), len(by_class), dtype=torch.bool, device=by_class.device
+        )
+        for part, chosen in enumerate(parts):
+            chosen[by_class[part :: len(parts)]] = True
+        return list(parts)
 
     def _set_frequencies(self, found: Tensor | None) -> None:
         self.frequencies.zero_()

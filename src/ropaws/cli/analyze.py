@@ -13,12 +13,12 @@ from ropaws.cli.parsing import parse, percent, print_fitting, run_of, text_table
 from ropaws.core.files import check_out_folder
 from ropaws.core.run_layout import CONFIG, EVALUATION, METRICS
 from ropaws.core.terminal import Terminal, say, say_json
-from ropaws.report import learning, rivals
+from ropaws.report import rivals, run_page
 from ropaws.report.compare_page import compare_runs, write_comparison
 from ropaws.report.page import COLUMNS
+from ropaws.report.rivals import verdict
 from ropaws.report.run_files import RunFiles, figure
 from ropaws.report.run_page import write_report
-from ropaws.report.verdict import verdict
 from ropaws.run.evaluate import PARTS
 from ropaws.run.run import POOL, Run
 
@@ -106,8 +106,8 @@ def _show_rivals(console: Console, results: Mapping[str, Any]) -> None:
         console.print(text_table("On labels that were held out in turn", head, cells))
     if (found := rivals.on_features(results)) is not None:
         say(rivals.sentence(found))
-    if (doubling := learning.last_doubling(results)) is not None:
-        say(learning.sentence(doubling))
+    if (doubling := run_page.last_doubling(results)) is not None:
+        say(run_page.doubling_sentence(doubling))
 
 
 def _say_pool(results: Mapping[str, Any], shown: Mapping[str, bool]) -> None:

@@ -1,7 +1,6 @@
 """`ropaws bench`."""
 
-from ropaws.bench.bench import Bench, run_bench
-from ropaws.bench.demo import Demo, run_demo
+from ropaws.bench.bench import Bench, Demo, run_bench, run_demo
 from ropaws.bench.entries import JUDGES, known_entries
 from ropaws.cli.parsing import parse, wide_console
 from ropaws.core.terminal import Terminal

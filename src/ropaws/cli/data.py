@@ -11,8 +11,7 @@ from ropaws.core.files import check_out_folder, write_json
 from ropaws.core.terminal import Terminal, cell, say, watch_files
 from ropaws.embedding.feature_cache import cache_size, clear_cache, default_folder
 from ropaws.pool.check import check_data
-from ropaws.pool.datasets.catalog import DATASETS, is_there
-from ropaws.pool.datasets.mixes import MIXES
+from ropaws.pool.datasets.catalog import DATASETS, MIXES, is_there
 from ropaws.pool.sources import DataConfig, load_corpus
 
 

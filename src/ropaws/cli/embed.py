@@ -8,7 +8,14 @@ import tyro
 
 from ropaws.cli.parsing import parse, text_table, wide_console
 from ropaws.core.terminal import counted, say
-from ropaws.embedding.backbones import PRETRAINED, ModelConfig, build_encoder, download_notice, load_init
+from ropaws.embedding.backbones import (
+    PRETRAINED,
+    ModelConfig,
+    build_encoder,
+    download_notice,
+    load_init,
+    part_names,
+)
 from ropaws.embedding.embedder import (
     Embedded,
     Embedder,
@@ -16,7 +23,6 @@ from ropaws.embedding.embedder import (
     open_images,
     seconds_per_view,
 )
-from ropaws.embedding.joined_backbones import part_names
 from ropaws.embedding.pretrained import LITE, NETWORKS, Network, best_at_hand, weights_at_hand
 from ropaws.embedding.timm_backbone import TIMM
 from ropaws.pool.listing import Pool

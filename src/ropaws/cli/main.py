@@ -29,7 +29,7 @@ COMMANDS = {
     "report": ("ropaws.cli.analyze", "show a run on one page"),
     "compare": ("ropaws.cli.analyze", "put runs side by side"),
     "suggest": ("ropaws.cli.suggest", "suggest which unlabeled images to label next"),
-    "discover": ("ropaws.cli.discover", "find likely new classes, and train with them as classes"),
+    "discover": ("ropaws.cli.suggest", "find likely new classes, and train with them as classes"),
     "explore": ("ropaws.cli.explore", "look at images in the browser, label them, refit in seconds"),
     "finetune": ("ropaws.cli.train", "fine-tune a run on its labels, or train a linear probe"),
     "predict": ("ropaws.cli.predict", "label images with a run, and find those of no known class"),

@@ -18,11 +18,10 @@ from ropaws.core.terminal import Terminal, cell, say, say_json
 from ropaws.methods import import_method, make_method, method_name
 from ropaws.methods.pool_calibration import JudgedMethod
 from ropaws.report.page import COLUMNS
-from ropaws.run.auto_config import Choice, fit_feature_settings, fit_settings, parse_time
 from ropaws.run.config import RunConfig, read_config, to_json, with_method
 from ropaws.run.finetune import EPOCHS, RATES
 from ropaws.run.finetune import finetune as finetune_run
-from ropaws.run.own_data import train_chosen
+from ropaws.run.own_data import Choice, fit_feature_settings, fit_settings, parse_time, train_chosen
 from ropaws.run.results import read_evaluation
 from ropaws.run.run import Run
 from ropaws.run.train import TrainInputs, resume

@@ -152,8 +152,7 @@ class FeatureBank(Features):
         if len(self) * (self._views + 1) * self.shape[1] * 2 > IN_MEMORY or len(self) == 0:
             return None
         held = np.empty((len(self), self._views + 1, self.shape[1]), np.float16)
-        for number in np.unique(self.where[:, 0]):
-            mine = self.where[:, 0] == number
+        for number, mine in _by_segment(self.where):
             held[mine] = self.segments[number][self.where[mine, 1]]
         return torch.from_numpy(held)
 
@@ -165,10 +164,20 @@ class FeatureBank(Features):
         chosen = self.where[index if isinstance(index, slice) else index.cpu().numpy()]
         count = len(range(self._views + 1)[views])
         found = np.empty((len(chosen), count, self.shape[1]), np.float32)
-        for number in np.unique(chosen[:, 0]):
-            mine = chosen[:, 0] == number
+        for number, mine in _by_segment(chosen):
             found[mine] = self.segments[number][chosen[mine, 1], views]
         return torch.from_numpy(found)
+
+
+def _by_segment(where: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each segment that is named, and the positions that name it.   where (n, 2)"""
+    if not len(where):
+        return
+    order = np.argsort(where[:, 0], kind="stable")
+    numbers = where[order, 0]
+    ends = np.flatnonzero(np.diff(numbers)) + 1
+    for mine in np.split(order, ends):
+        yield int(where[mine[0], 0]), mine
 
 
 class SeveralKinds(Features):

@@ -179,8 +179,9 @@ class LoadWatch:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory instead of giving it back after every tensor.
 
-    A training step on a CPU frees and takes the same megabytes again and again; each time, the
-    kernel clears every page. benchmarks/step_time.py measures the gain. No effect elsewhere.
+    A training step on a CPU, and a network that sees one batch after another, free and take the same
+    megabytes again and again; each time, the kernel clears every page. benchmarks/step_time.py measures the
+    gain. No effect elsewhere.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)

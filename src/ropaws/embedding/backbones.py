@@ -1,23 +1,27 @@
-"""Networks, and the settings that choose one."""
+"""Networks, the settings that choose one, and the views that it gets.
+
+Several together, dinov2-small+tiny-vit: each sees its own views; unit features side by side.
+"""
 
 import contextlib
+import hashlib
 import importlib.util
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ropaws.core.features import Features
 from ropaws.core.labels import nearest
-from ropaws.embedding import efficientnet_lite
-from ropaws.embedding.convnets import SmallConvNet, WideResNet, resnet18, resnet50
-from ropaws.embedding.efficientnet_lite import EfficientNetLite0
-from ropaws.embedding.encoder import Encoder
-from ropaws.embedding.heads import KnownFeatures, linear_head, prediction_head, projection_head
-from ropaws.embedding.joined_backbones import JOIN, JoinedBackbone, check_joined, init_files, part_names
+from ropaws.embedding import convnets
+from ropaws.embedding.convnets import EfficientNetLite0, SmallConvNet, WideResNet, resnet18, resnet50
+from ropaws.embedding.encoder import Encoder, KnownFeatures, linear_head, prediction_head, projection_head
 from ropaws.embedding.pretrained import (
     LITE,
     NETWORKS,
@@ -35,7 +39,109 @@ from ropaws.embedding.timm_backbone import (
     official_names,
 )
 from ropaws.embedding.weight_files import fit_weights, init_projection, looks_like, read_weights
-from ropaws.pool.augment import Normalization
+from ropaws.pool.augment import AugmentConfig, Normalization
+from ropaws.pool.content import image_size
+from ropaws.pool.image_ops import Interpolation
+from ropaws.pool.listing import Pool
+
+JOIN = "+"
+
+
+def part_names(backbone: str) -> tuple[str, ...]:
+    """The networks that a name stands for: one, or several."""
+    return tuple(backbone.split(JOIN))
+
+
+def init_files(init: Path) -> tuple[Path, ...]:
+    """The weight files that a setting names: one, or as many as there are networks, joined alike."""
+    parts = str(init).split(JOIN)
+    if len(parts) == 1 or init.exists() or not all(parts):
+        return (init,)
+    return tuple(map(Path, parts))
+
+
+def check_joined(backbone: str, *, frozen: bool, trained_from_scratch: bool, sizes: Sequence[int]) -> None:
+    """Raise an error for what networks together cannot do."""
+    names = part_names(backbone)
+    if len(names) == 1:
+        if sizes:
+            raise ValueError(f"model.view_sizes goes with several networks, got {backbone}; use augment.size")
+        return
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(
+            f"model.backbone: join different networks, such as dinov2-small+tiny-vit, got {backbone}"
+        )
+    if trained_from_scratch or not frozen:
+        raise ValueError(
+            f"model.backbone={backbone}: networks together are used as they are, with weights and"
+            " model.frozen; to train the whole network (--train-backbone), choose one of them"
+        )
+    if sizes and (len(sizes) != len(names) or min(sizes) < 1):
+        raise ValueError(
+            f"model.view_sizes must be a size for each of the {len(names)} networks of {backbone}, got"
+            f" {tuple(sizes)}"
+        )
+
+
+class JoinedBackbone(nn.Module):
+    """Frozen networks whose features stand side by side; what they see of an image, each gets by itself.
+
+    Args:
+        parts: Each with the number of its `features`.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.features = sum(int(part.features) for part in parts)  # type: ignore[arg-type, misc]
+
+    def forward(self, images: Tensor) -> Tensor:
+        raise ValueError(
+            "networks together see views of their own, so images cannot go through them as through one; use"
+            " one of them for this"
+        )
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of all networks, each scaled to unit length.   (..., d_i) each  ->  (..., sum of d_i)"""
+    return torch.cat([F.normalize(part.float(), dim=-1) for part in parts], dim=-1)
+
+
+class JoinedFeatures(Features):
+    """Features of the same images by several networks.
+
+    Args:
+        parts: By each of them, in as many views.
+        made_from: Digest of all of them.
+    """
+
+    def __init__(self, parts: Sequence[Features], made_from: str) -> None:
+        self.parts = tuple(parts)
+        self.made_from = made_from
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.parts[0]), sum(part.shape[1] for part in self.parts)))
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return self._joined(lambda part: part[index])
+
+    @property
+    def view_count(self) -> int:
+        return self.parts[0].view_count
+
+    def views(self, index: Tensor, kind: object = None, chosen: Tensor | None = None) -> Tensor:
+        return self._joined(lambda part: part.views(index, kind, chosen))
+
+    def digest(self) -> str:
+        state = hashlib.blake2b(self.made_from.encode(), digest_size=16)
+        for part in self.parts:
+            state.update(part.digest().encode())
+        return state.hexdigest()
+
+    def _joined(self, read: Callable[[Features], Tensor]) -> Tensor:
+        return side_by_side([read(part) for part in self.parts])
+
 
 __all__ = [
     "BACKBONES",
@@ -292,7 +398,7 @@ def _pretrained_state(config: ModelConfig, channels: int) -> dict[str, Tensor]:
     if name is not None:
         file = weights_at_hand(config.backbone)  # without a look at the network
         return TimmBackbone(name, channels, pretrained=True, file=file).state_dict()
-    weights = efficientnet_lite.pretrained_weights()
+    weights = convnets.pretrained_weights()
     if channels == 1:  # a grayscale image has the same value in each of the three channels
         weights["_conv_stem.weight"] = weights["_conv_stem.weight"].sum(dim=1, keepdim=True)
     return weights
@@ -350,7 +456,7 @@ def check_model(config: ModelConfig) -> None:
     for part in config.parts:
         backbone_builder(part.backbone)
         if part.init == PRETRAINED and part.backbone == LITE:
-            efficientnet_lite.pretrained_weights()
+            convnets.pretrained_weights()
         elif part.init is not None and part.init != PRETRAINED:
             read_weights(part.init)
 
@@ -385,3 +491,76 @@ def _fitting_backbone(weights: dict[str, Tensor]) -> str | None:
             _fit(backbone, weights)
             return name
     return None
+
+
+SIZES = (28, 32, 48, 64, 96, 128, 224)
+PRETRAINED_SIZES = (96, 128, 160, 192, 224)  # networks trained on large images see little in smaller ones
+CPU_PRETRAINED_SIZE = 160  # half the pixels of 224
+SAMPLE = 200  # images whose size is looked at
+
+
+def pretrained_view(train: Pool, gpu: bool, model: ModelConfig) -> tuple[AugmentConfig, int, str]:
+    """Views as the weights expect them, pixels to which files are decoded, and the reason.
+
+    Of several networks: the largest views; own_sizes has those of each.
+    """
+    if len(model.parts) > 1:
+        each = [pretrained_view(train, gpu, part) for part in model.parts]
+        largest_view = max((view for view, _, _ in each), key=lambda view: view.size)
+        return largest_view, max(size for _, size, _ in each), "; ".join(why for _, _, why in each)
+    sides = shorter_sides(train)
+    typical, largest = statistics.median(sides), sorted(sides)[int(0.9 * (len(sides) - 1))]
+    expected = None if model.init is None else weights_input(model.backbone)
+    row = NETWORKS.get(known_name(model.backbone))
+    if expected is not None and timm_name(model.backbone) is not None:
+        size = expected.size if row is None else row.gpu_size if gpu else row.cpu_size
+        why = f"for {model.backbone} on {'a GPU' if gpu else 'a CPU'}" if row else "as its weights expect"
+    elif model.backbone == LITE or model.backbone.startswith("resnet"):
+        most = 224 if gpu else CPU_PRETRAINED_SIZE
+        size = next((s for s in PRETRAINED_SIZES if s >= min(typical, most)), most)
+        why = f"the typical image's shorter side is {typical:.0f} px, and views have 96 to {most}"
+    else:
+        size, why = choose_size(sides, gpu)[0], f"the typical image's shorter side is {typical:.0f} px"
+    view = cached_view(size, "bilinear" if expected is None else expected.interpolation)
+    return view, min(round(size * 8 / 7), max(32, round(largest))), f"views of {size} px: {why}"
+
+
+def own_sizes(train: Pool, gpu: bool, model: ModelConfig) -> tuple[int, ...]:
+    """Of several networks: the size of the views of each; nothing for a single one."""
+    parts = model.parts if len(model.parts) > 1 else ()
+    return tuple(pretrained_view(train, gpu, part)[0].size for part in parts)
+
+
+def shorter_sides(train: Pool) -> list[int]:
+    """Shorter sides of a sample of the images."""
+    sides = []
+    for image in train.images[:: max(1, len(train.images) // SAMPLE)]:
+        try:
+            sides.append(min(image_size(image)))
+        except Exception:  # whatever Pillow raises on a damaged file; reported when it is decoded
+            continue
+    if not sides:
+        raise ValueError(f"no readable image among {len(train.images)}, the first is {train.images[0]}")
+    return sides
+
+
+def choose_size(sides: Sequence[int], gpu: bool) -> tuple[int, str]:
+    typical = statistics.median(sides)
+    most = 224 if gpu else 64
+    size = max((s for s in SIZES if s <= min(typical, most)), default=SIZES[0])
+    limit = "" if typical <= most else f", at most {most} on {'a GPU' if gpu else 'a CPU'}"
+    return size, f"views of {size} px: the typical image's shorter side is {typical:.0f} px{limit}"
+
+
+def cached_view(size: int, interpolation: Interpolation) -> AugmentConfig:
+    """The random views whose features are kept: all of one size, as small crops take theirs from them too."""
+    return AugmentConfig(
+        size=size,
+        scale=(0.5, 1.0),
+        small_crops=2,
+        small_size=size,
+        small_scale=(0.5, 1.0),
+        solarize=0.0,
+        equalize=0.0,
+        interpolation=interpolation,
+    )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from rich.console import Console
@@ -26,31 +27,29 @@ from ropaws.core.locks import locked_file
 from ropaws.core.terminal import Terminal, watch_files
 from ropaws.embedding.backbones import (
     PRETRAINED,
+    JoinedBackbone,
     ModelConfig,
     build_encoder,
     check_model,
     download_notice,
     load_init,
+    own_sizes,
     pretrained_normalization,
+    pretrained_view,
     recognize_backbone,
     view_sizes,
 )
 from ropaws.embedding.encoder import Encoder
-from ropaws.embedding.feature_cache import default_folder
-from ropaws.embedding.feature_check import useless_features
+from ropaws.embedding.feature_cache import FeatureStore, default_folder
 from ropaws.embedding.frozen_features import CHUNK, Embedding, embed_images, frozen_features
-from ropaws.embedding.joined_backbones import JoinedBackbone
 from ropaws.embedding.pretrained import AUTO, NETWORKS, best_at_hand, weights_input
-from ropaws.embedding.pretrained_views import own_sizes, pretrained_view
 from ropaws.pool.augment import AugmentConfig, Normalization, View
 from ropaws.pool.content import Unreadable
-from ropaws.pool.corpus import Corpus, EmbeddedImages, Images, measure_normalization
+from ropaws.pool.corpus import Corpus, EmbeddedImages, Images, ImageStack, measure_normalization, no_watch
 from ropaws.pool.datasets.feature_file import FEATURES, LABELS, NAMES, VIEWS
+from ropaws.pool.decoding import Crop
 from ropaws.pool.listing import Pool, Sources
-from ropaws.pool.reading import no_watch
 from ropaws.pool.sources import DataConfig
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import Crop
 
 SIZES = (8, 3584)  # pixels per side of a view, at least and at most
 MOST_VIEWS = 64
@@ -201,6 +200,8 @@ class Embedder:
         self.cache = None if cache is None else Path(cache)
         self.cache_gb = cache_gb
         self._embedding = backbone if isinstance(backbone, Embedding) else None
+        self._kinds: dict[tuple[int, str], Embedding] = {}  # each reads the weights once, for its digest
+        self._stores: dict[str, FeatureStore] = {}
         if isinstance(backbone, Embedding):
             return
         if not 0 <= views <= MOST_VIEWS:
@@ -268,7 +269,8 @@ class Embedder:
             one_by_one: The caller shows progress and lists unreadable images itself, however many.
         """
         own = self._fitted
-        wanted = own.in_views(own.views if views is None else views, kind)
+        count = own.views if views is None else views
+        wanted = self._kinds.setdefault((count, repr(kind)), own.in_views(count, kind))
         return embed_images(
             images,
             wanted,
@@ -278,6 +280,7 @@ class Embedder:
             together=together,
             few_unreadable=not one_by_one,
             keys=keys,
+            stores=self._stores,
         )
 
     def corpus(self, corpus: Corpus, kinds: Sequence[View | None] = (None,)) -> Corpus:
@@ -474,3 +477,58 @@ def seconds_per_view(name: str) -> float:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {**(kept if isinstance(kept, dict) else {}), made_by: min(times)})
     return min(times)
+
+
+LOOKED_AT = 512  # rows, spread evenly
+SAME, ALIKE = 1e-6, 0.98  # mean distance from 1 of the cosine; mean cosine
+FEWEST = 30  # labels from which on a chance hit tells something
+CHANCE = 0.99  # share of random labelings that do no better
+CAUSES = (
+    "likely the weights are not those of this network, or expect other views; compare --backbone, --init and"
+    " --augment.size with `ropaws backbones`"
+)
+
+
+def useless_features(features: Features, labels: Sequence[int]) -> str | None:
+    """A line that names the likely cause, where features know nothing of the images; None where all is well.
+
+    labels: class of each row, below 0 for none
+    """
+    rows = F.normalize(features[_spread(len(features))], dim=1)
+    if len(rows) < 2:
+        return None
+    cosine = float((rows.sum(dim=0).square().sum() - len(rows)) / (len(rows) * (len(rows) - 1)))
+    if 1 - cosine < SAME:
+        return f"the features of all images are the same: {CAUSES}"
+    if cosine > ALIKE:
+        return f"the features hardly vary (mean cosine {cosine:.3f}): all images look alike, or {CAUSES}"
+    numbers = torch.tensor(labels)
+    known = (numbers >= 0).nonzero().squeeze(1)[:4096]
+    return _at_chance(features[known], numbers[known]) if len(known) >= FEWEST else None
+
+
+def _at_chance(rows: Tensor, labels: Tensor) -> str | None:
+    """Held-out labels by the nearest class mean, each row left out of its own.   (n, d), (n,)"""
+    classes, numbers, counts = labels.unique(return_inverse=True, return_counts=True)
+    known = counts[numbers] > 1
+    if len(classes) < 2 or int(known.sum()) < FEWEST:
+        return None
+    rows = F.normalize(F.normalize(rows, dim=1) - F.normalize(rows, dim=1).mean(dim=0), dim=1)
+    sums = torch.zeros(len(classes), rows.shape[1]).index_add_(0, numbers, rows)
+    scores = rows @ (sums / counts[:, None]).T
+    own = ((sums[numbers] - rows) / (counts[numbers] - 1).clamp_min(1)[:, None] * rows).sum(dim=1)
+    scores[torch.arange(len(rows)), numbers] = own
+    from scipy.special import bdtr  # slow to load
+
+    right = int((scores.argmax(dim=1) == numbers)[known].sum())
+    seen, chance = int(known.sum()), float(counts.max() / counts.sum())
+    if right and bdtr(right - 1, seen, chance) >= CHANCE:  # so many draw fewer at random
+        return None
+    return (
+        f"the features know no more of the {seen} labels than chance ({right} right, held out): the labels do"
+        f" not follow from the images, or {CAUSES}"
+    )
+
+
+def _spread(count: int) -> Tensor:
+    return torch.arange(0, count, max(1, -(-count // LOOKED_AT)))

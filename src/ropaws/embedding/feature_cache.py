@@ -11,7 +11,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from ropaws.core.files import (
 from ropaws.pool.content import KEY_BYTES as KEY
 
 SEGMENT = 512  # images
+MANY_NEW = 64  # segments that are looked through apart until all are sorted anew
 MOST_HEADER = 1 << 16  # bytes; ours have a few hundred
 STALE_SECONDS = 24 * 3600  # age at which a temporary file was left by a process that is gone
 SUFFIX = ".safetensors"
@@ -90,6 +91,38 @@ class Segment(NamedTuple):
     checksum: str  # of the rows
 
 
+class _Index(NamedTuple):
+    """Where the keys of some segments are."""
+
+    keys: NDArray[np.bytes_]  # (k,) sorted
+    where: Where  # (k, 2)
+    stop: int  # number of the first segment after them
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], start: int) -> "_Index":
+        """Index the segments from number start on."""
+        parts = segments[start:]  # a copy: other threads may add some meanwhile
+        stop = start + len(parts)
+        if not any(len(segment.keys) for segment in parts):
+            return cls(np.empty(0, f"S{KEY}"), np.empty((0, 2), np.int64), stop)
+        keys = _as_text(np.concatenate([segment.keys for segment in parts]))
+        lengths = [len(segment.keys) for segment in parts]
+        number = np.repeat(np.arange(start, stop), lengths)
+        row = np.concatenate([np.arange(length) for length in lengths])
+        order = np.argsort(keys, kind="stable")
+        return cls(keys[order], np.stack([number, row], axis=1)[order], stop)
+
+    def find(self, keys: NDArray[np.uint8]) -> Where:
+        """keys (n, KEY)  ->  (n, 2)"""
+        where = np.full((len(keys), 2), -1, np.int64)
+        if len(self.keys) and len(keys):
+            wanted = _as_text(keys)
+            place = np.searchsorted(self.keys, wanted).clip(max=len(self.keys) - 1)
+            found = self.keys[place] == wanted
+            where[found] = self.where[place[found]]
+        return where
+
+
 class FeatureStore:
     """The segments of one backbone with its views.
 
@@ -114,7 +147,9 @@ class FeatureStore:
         self.limit = limit
         self.warn = warn
         self.segments: list[Segment] = []
-        self._known: set[Path] = set()
+        self._known: set[str] = set()  # names of their files
+        self._index = _Index.of([], 0)
+        self._others: dict[str, FeatureStore] = {}  # see with_same_start
         self._sound: set[int] = set()  # segments whose rows were checked
         refuse_link(self.folder)  # damaged files in it are removed: they must not be someone else's
         make_cache_folder(self.folder, setting="data.feature_cache", root=root)
@@ -124,9 +159,11 @@ class FeatureStore:
         for folder in sorted(self.root.glob(f"{self.made_from[:length]}*")):
             if folder.name == self.made_from or not OWN_FOLDER.fullmatch(folder.name):
                 continue
-            views = _views_of(folder)
-            if views is not None:
-                yield FeatureStore(self.root, folder.name, (views, self.shape[1]), self.limit, self.warn)
+            if folder.name not in self._others and (views := _views_of(folder)) is not None:
+                shape = (views, self.shape[1])
+                self._others[folder.name] = FeatureStore(self.root, folder.name, shape, self.limit, self.warn)
+            if folder.name in self._others:
+                yield self._others[folder.name]
 
     def find(self, keys: NDArray[np.uint8]) -> Where:
         """Where the features of images are. Segments that others have written since are found too.
@@ -171,7 +208,8 @@ class FeatureStore:
         for when, size, path in files:
             temporary = path.suffix != SUFFIX
             stale = temporary and when < time.time() - STALE_SECONDS
-            full = not temporary and path not in self._known and used + missing * each > self.limit
+            own = path.parent == self.folder and path.name in self._known
+            full = not (temporary or own) and used + missing * each > self.limit
             if stale or full:
                 path.unlink(missing_ok=True)
                 used -= size
@@ -182,30 +220,28 @@ class FeatureStore:
         return KEY + 2 * self.shape[0] * self.shape[1]
 
     def _scan(self) -> None:
-        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
-            if path in self._known or path.name.startswith("."):
+        with os.scandir(self.folder) as entries:
+            names = [entry.name for entry in entries]
+        for name in sorted(names):
+            if name in self._known or name.startswith(".") or not name.endswith(SUFFIX):
                 continue
+            path = self.folder / name
             try:
                 self.segments.append(_open(path, self.shape, self.made_from))
-                self._known.add(path)
+                self._known.add(name)
             except FileNotFoundError:  # another process has just dropped it
                 continue
             except Exception as error:  # whatever a damaged header leads to
                 self._drop(path, error)
 
     def _look_up(self, keys: NDArray[np.uint8]) -> Where:
-        where = np.full((len(keys), 2), -1, np.int64)
-        lengths = [len(segment.keys) for segment in self.segments]
-        if not sum(lengths) or not len(keys):
-            return where
-        known = _as_text(np.concatenate([segment.keys for segment in self.segments]))
-        order = np.argsort(known, kind="stable")
-        wanted = _as_text(keys)
-        place = order[np.searchsorted(known, wanted, sorter=order).clip(max=len(known) - 1)]
-        found = known[place] == wanted
-        number = np.repeat(np.arange(len(lengths)), lengths)
-        row = np.concatenate([np.arange(length) for length in lengths])
-        where[found] = np.stack([number, row], axis=1)[place[found]]
+        """In the index of most segments, and in one of the newest, so that it is seldom made anew."""
+        if len(self.segments) > MANY_NEW + self._index.stop:
+            self._index = _Index.of(self.segments, 0)
+        where = self._index.find(keys)
+        missing = where[:, 0] < 0
+        if len(self.segments) > self._index.stop and missing.any():
+            where[missing] = _Index.of(self.segments, self._index.stop).find(keys[missing])
         return where
 
     def _rows_are_sound(self, number: int) -> bool:
@@ -213,13 +249,14 @@ class FeatureStore:
         if _checksum(segment.rows) != segment.checksum:
             self._drop(segment.path, "its checksum is wrong")
             self.segments[number] = segment._replace(keys=segment.keys[:0])  # the numbers of the others stay
+            self._index = _Index.of(self.segments, 0)
             return False
         with contextlib.suppress(OSError):
             os.utime(segment.path)  # used just now
         return True
 
     def _drop(self, path: Path, reason: object) -> None:
-        self._known.discard(path)  # a new one takes its name
+        self._known.discard(path.name)  # a new one takes its name
         self.warn(f"{path} cannot be used ({reason}); its features are computed again")
         with contextlib.suppress(OSError):
             path.unlink()

@@ -22,22 +22,20 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ropaws.core.distributed import check_same, place, share, wait_for_all
 from ropaws.core.features import FeatureBank
+from ropaws.core.hardware import keep_freed_memory
 from ropaws.core.randomness import FROZEN_VIEWS, generator
 from ropaws.core.terminal import counted
 from ropaws.core.worker_pool import map_in_workers
+from ropaws.embedding.backbones import JoinedFeatures, side_by_side
 from ropaws.embedding.encoder import Encoder
 from ropaws.embedding.feature_cache import SEGMENT, FeatureStore, Where, default_folder
-from ropaws.embedding.joined_backbones import JoinedFeatures, side_by_side
 from ropaws.embedding.pretrained import known_name
 from ropaws.pool.augment import AugmentConfig, Normalization, Part, View, augment, center_view
 from ropaws.pool.content import KEY_BYTES as KEY
 from ropaws.pool.content import content_key, named_keys
-from ropaws.pool.corpus import EmbeddedImages, Images, pixels_of, whole_batch
-from ropaws.pool.decoding import ReadBatch, in_workers, read_batch
-from ropaws.pool.reading import check_unreadable
+from ropaws.pool.corpus import EmbeddedImages, Images, ImageStack, check_unreadable, pixels_of, whole_batch
+from ropaws.pool.decoding import Crop, ReadBatch, WholeBatch, WholeImages, in_workers, read_batch
 from ropaws.pool.sources import DataConfig, Watch
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import Crop, WholeBatch, WholeImages
 
 
 def folded(backbone: nn.Module) -> nn.Module:
@@ -132,6 +130,7 @@ def embed_images(
     together: bool = False,
     few_unreadable: bool = True,
     keys: NDArray[np.uint8] | None = None,
+    stores: dict[str, FeatureStore] | None = None,
 ) -> EmbeddedImages:
     """Images with their features, from the cache as far as they are there.
 
@@ -144,6 +143,8 @@ def embed_images(
         together: All processes of the run call this; each computes its part of what is missing.
         few_unreadable: More than a tenth of them is an error.
         keys: (n, KEY) of the files that images in memory were decoded from; by default those of their pixels.
+        stores: Opened caches by digest, for a caller that asks for a few images again and again: opening one
+            takes time by the number of images that it holds.
 
     Returns:
         The images. The row of an unreadable one is that of the next readable one.
@@ -159,14 +160,18 @@ def embed_images(
         found = [
             embed_images(
                 _at_size(pixels, part.image_size), part, data, watch=watch, warn=warn, together=together,
-                few_unreadable=few_unreadable, keys=keys,
+                few_unreadable=few_unreadable, keys=keys, stores=stores,
             )
             for part in embedding.parts
         ]  # fmt: skip
         return _side_by_side(pixels, found, embedding.digest)
     shape = (embedding.views + 1, embedding.encoder.feature_dims)
     folder = data.feature_cache or default_folder()
-    store = FeatureStore(folder, embedding.digest, shape, data.cache_gb * 2**30, warn)
+    store = None if stores is None else stores.get(embedding.digest)
+    store = store or FeatureStore(folder, embedding.digest, shape, data.cache_gb * 2**30, warn)
+    if stores is not None:
+        stores[embedding.digest] = store
+    store.limit = data.cache_gb * 2**30
     known = image_keys(pixels) if keys is None else ImageKeys(keys.copy(), np.ones(len(keys), bool))
     if together and place().size > 1 and isinstance(pixels, ImageStack):  # others were compared before
         check_same({"contents of training images": named_keys(pixels.files, known.values)})
@@ -413,6 +418,8 @@ def _describer(embedding: Embedding) -> Callable[[Tensor, WholeBatch], NDArray[n
     """Central squares, and what random views are made of  ->  (b, views + 1, d), the center view first"""
     features_of_views = frozen_features(embedding.encoder)
     device = next(embedding.encoder.parameters()).device
+    if device.type == "cpu":
+        keep_freed_memory()
     view, normalize = embedding.view, embedding.normalize
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ropaws.embedding import efficientnet_lite
+from ropaws.embedding import convnets
 from ropaws.embedding.timm_backbone import TIMM, import_timm
 from ropaws.pool.augment import Normalization
 from ropaws.pool.image_ops import Interpolation
@@ -80,7 +80,7 @@ def weights_input(backbone: str) -> WeightsInput | None:
     square, since what matters in an image of one's own may lie near its border.
     """
     if backbone == LITE:
-        lite = efficientnet_lite
+        lite = convnets
         return WeightsInput(lite.SIZE, lite.INTERPOLATION, lite.NORMALIZATION)
     if backbone in ("resnet18", "resnet50"):
         return IMAGENET
@@ -109,7 +109,7 @@ def check_view_size(backbone: str, size: int) -> None:
 def weights_at_hand(name: str) -> Path | None:
     """The weight file of a named network, where it is on this machine; nothing is downloaded."""
     if name == LITE:
-        return efficientnet_lite.weight_file()
+        return convnets.weight_file()
     row = NETWORKS.get(known_name(name))
     if row is None or not _has_timm():
         return None

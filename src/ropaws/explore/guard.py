@@ -96,7 +96,7 @@ class Guard:
         if body is None:
             await _answer(send, 413, f"a request has at most {MOST_BYTES >> 20} MB")
             return
-        await self.app(scope, _replayed(body), _with_headers(send, scope["path"]))
+        await self.app(scope, _replayed(body, receive), _with_headers(send, scope["path"]))
 
     def _refuse(self, scope: Scope, headers: Mapping[str, str]) -> tuple[int, str] | None:
         """Status and line for a request that does not come from our own page."""
@@ -175,12 +175,12 @@ async def _read(receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
-def _replayed(body: bytes) -> Receive:
-    """The body again, for the application."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
+def _replayed(body: bytes, rest: Receive) -> Receive:
+    """The body again, for the application; then the end of the connection, when that comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
-        return messages.pop(0) if messages else {"type": "http.disconnect"}
+        return messages.pop(0) if messages else await rest()
 
     return receive
 

@@ -22,7 +22,7 @@ from ropaws.explore.images import ArrayImages
 from ropaws.explore.jobs import CancelledError, Job
 from ropaws.explore.label_table import write_table
 from ropaws.explore.session import TABLE, Session
-from ropaws.insight.pool_map import PoolMap, pool_map
+from ropaws.insight.neighbors import PoolMap, pool_map
 from ropaws.pool.content import UnreadableError, image_size
 from ropaws.run.label_files import columns
 from ropaws.run.output_formats import ANSWERED, ENDING, OTHER_TOOLS, FormatName, Output, write_labels

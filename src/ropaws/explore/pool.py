@@ -16,9 +16,8 @@ from ropaws.core.features import FeatureRows, Features, main_directions, princip
 from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.embedding.embedder import Embedder, open_images
 from ropaws.explore.images import ArrayImages, ListedImages, ShownImages
-from ropaws.pool.corpus import pixels_of
+from ropaws.pool.corpus import ImageStack, pixels_of
 from ropaws.pool.remote import absolute_source
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.outputs import readable_among
 from ropaws.run.run import Run
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import uvicorn
 from fastapi import FastAPI, Header, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -33,6 +33,7 @@ PORT, PORTS = 8765, 20  # the first port that is tried, and how many
 MOST_IDS = 1_000_000
 CONNECTION_SECONDS = 60.0  # in which a connection must get on; the page itself waits no longer
 LONGEST_TAB = 64
+PART = 1 << 20  # bytes of columns that are sent at a time
 
 Number = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Numbers = Annotated[list[Number], Field(max_length=MOST_IDS)]
@@ -200,8 +201,9 @@ def _add_views(app: FastAPI, session: Session) -> None:
     @app.get("/api/columns")
     def columns() -> Response:
         data, version = session.columns()
-        headers = {"X-Ropaws-Version": version}
-        return Response(data, media_type="application/octet-stream", headers=headers)
+        headers = {"X-Ropaws-Version": version, "Content-Length": str(len(data))}
+        parts = (data[start : start + PART] for start in range(0, len(data), PART))
+        return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
 
     @app.post("/api/images")
     def images(body: ImagesBody) -> dict[str, Any]:

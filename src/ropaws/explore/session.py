@@ -35,8 +35,7 @@ from ropaws.explore.jobs import Job, Jobs
 from ropaws.explore.label_table import LabelTable
 from ropaws.explore.pool import Pool
 from ropaws.insight.accuracy_estimate import PoolAccuracy, audit_half_width, draw_audit
-from ropaws.insight.neighbors import near_duplicates
-from ropaws.insight.pool_map import full_map, quick_map
+from ropaws.insight.neighbors import full_map, near_duplicates, quick_map
 
 LOG, TABLE, THUMBNAILS, MAP = "answers.jsonl", "labels.csv", "thumbnails", "map.npz"
 HALF_WRITTEN = re.compile(

@@ -9,7 +9,6 @@ that on the labels, each held out, and averages it over the confidences of the p
 from typing import NamedTuple
 
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from ropaws.core.labels import OUT_OF_CLASS
@@ -199,6 +198,8 @@ def audit_half_width(n: int, expected: float = 0.5) -> float:
 
 def binomial_interval(good: int, count: int, level: float = LEVEL) -> tuple[float, float]:
     """Clopper and Pearson's, which holds the true share at least as often as the level says."""
+    from scipy.special import betaincinv  # slow to load
+
     tail = (1 - level) / 2
     low = float(betaincinv(good, count - good + 1, tail)) if good else 0.0
     high = float(betaincinv(good + 1, count - good, 1 - tail)) if good < count else 1.0

@@ -27,10 +27,15 @@ from torch import Tensor, nn
 
 from ropaws.core.distributed import all_gather, gather_constants, share
 from ropaws.core.records import Batch, Losses
-from ropaws.methods.classifier import FIXMATCH_OPTIM, Averaged, labeled_cross_entropy
+from ropaws.methods.classifier import (
+    FIXMATCH_OPTIM,
+    Averaged,
+    hard_targets,
+    labeled_cross_entropy,
+    masked_mean,
+)
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.pseudo_targets import hard_targets, masked_mean
 from ropaws.pool.augment import AugmentConfig, View
 
 PROJECTED = 64  # dimensions

@@ -1,21 +1,86 @@
-"""What methods with a linear classifier share: the network, its moving average, and predictions."""
+"""What methods with a linear classifier share: the network, its moving average, targets, and predictions."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
 from ropaws.classify.soft_nn import LabeledEmbeddings
+from ropaws.core.distributed import all_mean, place, sum_constants
 from ropaws.core.records import Outputs
 from ropaws.embedding.backbones import Encoder
 from ropaws.methods.method import Method, check_share
-from ropaws.methods.pseudo_targets import row_mean
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import StrongView, WeakView
+
+
+def kl_divergence(target_logits: Tensor, logits: Tensor) -> Tensor:
+    """KL(softmax(target_logits) || softmax(logits)) of each row; nothing flows back through the targets.
+
+    both (n, c)  ->  (n,)
+    """
+    targets = F.log_softmax(target_logits.detach(), dim=1)
+    return (targets.exp() * (targets - F.log_softmax(logits, dim=1))).sum(dim=1)
+
+
+def kept_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the kept rows of all processes, 0 if there is none.   both (n,), mask 0 or 1  ->  ()
+
+    The mean over processes of what this returns weighs every kept row alike.
+    """
+    rows = sum_constants(mask.sum()).clamp_min(1) / place().size
+    return (values * mask).sum() / rows
+
+
+def row_mean(values: Tensor) -> Tensor:
+    """Mean over the rows of all processes, which may have different numbers of them; 0 without any.   (n,)"""
+    return kept_mean(values, torch.ones_like(values))
+
+
+def linear_ramp(step: int, length: float) -> float:
+    """step / length up to 1; 1 at once without a length."""
+    return 1.0 if length <= 0 else min(1.0, step / length)
+
+
+def gaussian_ramp(step: int, length: float) -> float:
+    """exp(-5 (1 - min(1, step / length))^2), from Laine and Aila (2017)."""
+    return math.exp(-5 * (1 - linear_ramp(step, length)) ** 2)
+
+
+class HardTargets(NamedTuple):
+    """Pseudo-labels; nothing flows back through them."""
+
+    classes: Tensor  # (u,)
+    mask: Tensor  # (u,) 1.0 where the network is sure enough, else 0.0
+
+
+def hard_targets(probs: Tensor, threshold: float) -> HardTargets:
+    """The most likely class, and whether its probability reaches the threshold.   probs (u, c)"""
+    confidence, classes = probs.detach().max(dim=1)
+    return HardTargets(classes, (confidence >= threshold).to(probs.dtype))
+
+
+def soft_cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:
+    """H(target, softmax(logits)) of each row.   both (u, c)  ->  (u,)"""
+    return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean over all rows; those that are masked out count as zero, as in FixMatch.   both (u,)  ->  ()"""
+    return (values * mask).mean() if len(values) else values.sum()
+
+
+def sharpened(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature), without gradient.   (u, c)"""
+    return torch.softmax(logits.detach() / temperature, dim=1)
 
 
 class EMA(AveragedModel):
@@ -174,3 +239,66 @@ def linear(dims: int, outputs: int, *, bias: bool = True) -> nn.Linear:
 def labeled_cross_entropy(logits: Tensor, classes: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """Cross-entropy of labeled rows.   logits (s, c), classes (s,)  ->  ()"""
     return row_mean(F.cross_entropy(logits, classes, reduction="none", label_smoothing=smoothing))
+
+
+@contextmanager
+def kept_norm_statistics(module: nn.Module) -> Iterator[None]:
+    """Within, batch norm in training mode uses the statistics of its batch and leaves the running ones."""
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    momenta = [layer.momentum for layer in norms]
+    try:
+        for layer in norms:
+            layer.momentum = 0.0
+        yield
+    finally:
+        for layer, momentum in zip(norms, momenta, strict=True):
+            layer.momentum = momentum
+
+
+Tensors = Mapping[str, Tensor]
+
+
+def trained_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Trained weights by name, without those of a frozen backbone."""
+    return {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+
+
+def slopes_of(loss: Tensor, weights: Tensors, *, create_graph: bool = False) -> dict[str, Tensor]:
+    """Gradients of a loss in this process, by name; a weight that the loss does not use is left out."""
+    found = torch.autograd.grad(loss, list(weights.values()), create_graph=create_graph, allow_unused=True)
+    return {name: slope for name, slope in zip(weights, found, strict=True) if slope is not None}
+
+
+def stepped(weights: Tensors, slopes: Tensors, rate: float) -> dict[str, Tensor]:
+    """weight - rate * slope, with the mean slope of all processes; weights without a slope are left out."""
+    flat = all_mean(torch.cat([slope.flatten() for slope in slopes.values()]))
+    parts = flat.split([slope.numel() for slope in slopes.values()])
+    return {
+        name: weights[name] - rate * part.view_as(weights[name])
+        for name, part in zip(slopes, parts, strict=True)
+    }
+
+
+def logits_with(network: Network, weights: Tensors, images: Tensor) -> Tensor:
+    """Logits of images where some weights are others; batch norm remembers nothing of it.   ->  (n, c)"""
+    named = {f"network.{name}": weight for name, weight in weights.items()}
+    with kept_norm_statistics(network):
+        logits: Tensor = functional_call(_Classifier(network), named, (images,))
+    return logits
+
+
+def handed_over(weights: Tensors, slopes: Tensors) -> Tensor:
+    """A term of value 0 whose gradients are the given ones, for the optimizer of the run.   ->  ()"""
+    terms = torch.stack([(weights[name] * slope.detach()).sum() for name, slope in slopes.items()])
+    return (terms - terms.detach()).sum()
+
+
+class _Classifier(nn.Module):
+    """Logits as the forward pass, which is all that functional_call can call."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network.logits(self.network(images))

@@ -30,10 +30,19 @@ from torch import Tensor, nn
 from ropaws.core.distributed import all_sum, place
 from ropaws.core.records import Batch, Losses
 from ropaws.embedding.backbones import Encoder
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy
-from ropaws.methods.lookahead_step import handed_over, logits_with, slopes_of, stepped, trained_weights
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    Network,
+    gaussian_ramp,
+    handed_over,
+    labeled_cross_entropy,
+    logits_with,
+    slopes_of,
+    stepped,
+    trained_weights,
+)
 from ropaws.methods.method import check_positive, check_weight
-from ropaws.methods.pseudo_targets import gaussian_ramp
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import WeakView
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ropaws.classify.soft_nn import LabeledEmbeddings
 from ropaws.core.records import Batch, Losses, Outputs
 from ropaws.embedding.backbones import Encoder
+from ropaws.methods.classifier import row_mean
 from ropaws.methods.method import Method
-from ropaws.methods.pseudo_targets import row_mean
 from ropaws.pool.augment import AugmentConfig, View
 
 FIRST_LAYER = 3  # modules of the projection head: Linear, BN, ReLU

@@ -19,9 +19,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from ropaws.core.records import Batch, Losses
-from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy, weak_and_strong
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    hard_targets,
+    labeled_cross_entropy,
+    masked_mean,
+    weak_and_strong,
+)
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.pseudo_targets import hard_targets, masked_mean
 from ropaws.pool.augment import AugmentConfig, View
 
 

@@ -27,11 +27,18 @@ from ropaws.classify.soft_nn import LabeledEmbeddings
 from ropaws.core.distributed import gather_constants
 from ropaws.core.records import Batch, Losses, Outputs
 from ropaws.embedding.backbones import Encoder
-from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy, linear
+from ropaws.methods.classifier import (
+    Averaged,
+    Network,
+    labeled_cross_entropy,
+    linear,
+    masked_mean,
+    row_mean,
+    soft_cross_entropy,
+)
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_share, check_weight
 from ropaws.methods.openmatch import inside_probs, one_vs_all_head, one_vs_all_loss
-from ropaws.methods.pseudo_targets import masked_mean, row_mean, soft_cross_entropy
 
 SMALL = 1e-6  # added to both distributions
 

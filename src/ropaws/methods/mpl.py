@@ -38,19 +38,20 @@ from ropaws.methods.classifier import (
     Averaged,
     ClassifierMethod,
     Network,
-    labeled_cross_entropy,
-    weak_and_strong,
-)
-from ropaws.methods.lookahead_step import (
     Tensors,
     handed_over,
+    labeled_cross_entropy,
+    linear_ramp,
     logits_with,
+    masked_mean,
+    sharpened,
     slopes_of,
+    soft_cross_entropy,
     stepped,
     trained_weights,
+    weak_and_strong,
 )
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.pseudo_targets import linear_ramp, masked_mean, sharpened, soft_cross_entropy
 from ropaws.pool.augment import AugmentConfig, View
 
 

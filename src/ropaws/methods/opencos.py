@@ -41,9 +41,15 @@ from ropaws.core.distributed import sum_constants
 from ropaws.core.records import Batch, Losses
 from ropaws.embedding.backbones import Encoder
 from ropaws.embedding.weight_files import PROJECTIONS
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    Network,
+    hard_targets,
+    row_mean,
+    soft_cross_entropy,
+)
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.pseudo_targets import hard_targets, row_mean, soft_cross_entropy
 from ropaws.methods.simclr import simclr_view
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import WeakView

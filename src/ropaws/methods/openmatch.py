@@ -31,10 +31,9 @@ from torch import Tensor, nn
 from ropaws.classify.soft_nn import LabeledEmbeddings
 from ropaws.core.records import Batch, Losses, Outputs
 from ropaws.embedding.backbones import Encoder
-from ropaws.methods.classifier import Averaged, Network, labeled_cross_entropy, linear
+from ropaws.methods.classifier import Averaged, Network, hard_targets, labeled_cross_entropy, linear, row_mean
 from ropaws.methods.fixmatch import FixMatch
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.pseudo_targets import hard_targets, row_mean
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import StrongView, WeakView
 from ropaws.training.loaders import PoolPass

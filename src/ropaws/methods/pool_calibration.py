@@ -23,7 +23,7 @@ from ropaws.classify.pool_prior import PoolPrior
 from ropaws.classify.soft_nn import LabeledEmbeddings, class_probabilities
 from ropaws.core.records import Outputs, Share
 from ropaws.embedding.backbones import Encoder
-from ropaws.embedding.heads import ComponentsHead
+from ropaws.embedding.encoder import ComponentsHead
 from ropaws.methods.method import Method, encoder_of
 from ropaws.training.loaders import PoolPass
 

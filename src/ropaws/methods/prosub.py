@@ -36,13 +36,14 @@ from ropaws.methods.classifier import (
     Averaged,
     ClassifierMethod,
     Network,
+    hard_targets,
     labeled_cross_entropy,
     linear,
+    masked_mean,
     warmed_decay,
     weak_and_strong,
 )
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.pseudo_targets import hard_targets, masked_mean
 from ropaws.pool.augment import AugmentConfig, View
 
 EDGE = 1e-4  # scores stay so far from 0 and 1, where densities may be infinite

@@ -21,10 +21,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from ropaws.core.records import Batch, Losses
-from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy
-from ropaws.methods.lookahead_step import kept_norm_statistics
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    hard_targets,
+    kept_norm_statistics,
+    labeled_cross_entropy,
+    linear_ramp,
+    masked_mean,
+)
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.pseudo_targets import hard_targets, linear_ramp, masked_mean
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import WeakView
 

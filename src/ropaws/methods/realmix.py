@@ -29,10 +29,18 @@ from torch import Tensor, nn
 
 from ropaws.core.distributed import gather_constants, share
 from ropaws.core.records import Batch, Losses, Support
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network
-from ropaws.methods.lookahead_step import kept_norm_statistics
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    Network,
+    kept_mean,
+    kept_norm_statistics,
+    linear_ramp,
+    row_mean,
+    sharpened,
+    soft_cross_entropy,
+)
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.pseudo_targets import kept_mean, linear_ramp, row_mean, sharpened, soft_cross_entropy
 from ropaws.methods.uda import Annealing, annealed_threshold
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import WeakView

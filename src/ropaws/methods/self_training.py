@@ -30,9 +30,15 @@ from torch import Tensor, nn
 
 from ropaws.core.records import Batch, Losses
 from ropaws.embedding.backbones import Encoder
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    Network,
+    kl_divergence,
+    labeled_cross_entropy,
+    row_mean,
+)
 from ropaws.methods.method import check_positive
-from ropaws.methods.pseudo_targets import kl_divergence, row_mean
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import WeakView
 

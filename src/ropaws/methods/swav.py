@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from ropaws.core.distributed import gather_constants, place, share
 from ropaws.core.records import Batch, Losses
 from ropaws.embedding.backbones import Encoder
+from ropaws.methods.classifier import soft_cross_entropy
 from ropaws.methods.method import Method, check_positive
-from ropaws.methods.pseudo_targets import soft_cross_entropy
 from ropaws.methods.simclr import GRAYSCALE
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import WeakView

@@ -26,9 +26,16 @@ from torch import Tensor, nn
 from ropaws.core.distributed import gather_constants
 from ropaws.core.records import Batch, Losses
 from ropaws.embedding.backbones import Encoder
-from ropaws.methods.classifier import Averaged, ClassifierMethod, Network, labeled_cross_entropy
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    Network,
+    gaussian_ramp,
+    kept_mean,
+    labeled_cross_entropy,
+    soft_cross_entropy,
+)
 from ropaws.methods.method import check_share, check_weight
-from ropaws.methods.pseudo_targets import gaussian_ramp, kept_mean, soft_cross_entropy
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.pool.rand_augment import WeakView
 from ropaws.training.loaders import PoolPass

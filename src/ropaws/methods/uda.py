@@ -25,9 +25,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws.core.records import Batch, Losses
-from ropaws.methods.classifier import Averaged, ClassifierMethod, labeled_cross_entropy, weak_and_strong
+from ropaws.methods.classifier import (
+    Averaged,
+    ClassifierMethod,
+    hard_targets,
+    kept_mean,
+    kl_divergence,
+    labeled_cross_entropy,
+    masked_mean,
+    weak_and_strong,
+)
 from ropaws.methods.method import check_positive, check_share, check_weight
-from ropaws.methods.pseudo_targets import hard_targets, kept_mean, kl_divergence, masked_mean
 from ropaws.pool.augment import AugmentConfig, View
 
 Annealing = Literal["none", "linear", "exp", "log"]

@@ -21,8 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from ropaws.core.files import IMAGE_FILE, PIXELS, check_regular, open_regular
 from ropaws.pool.array_files import ArrayRow
 from ropaws.pool.remote import RemoteImage
-from ropaws.pool.saved_datasets import DatasetRow
-from ropaws.pool.shards import ParquetRow, TarMember
+from ropaws.pool.shards import DatasetRow, ParquetRow, TarMember
 
 
 class Encoded(NamedTuple):

@@ -27,8 +27,7 @@ from ropaws.pool.remote import (
     source_name,
     table_copy,
 )
-from ropaws.pool.saved_datasets import is_dataset, list_dataset
-from ropaws.pool.shards import is_shard, join, list_shard
+from ropaws.pool.shards import is_dataset, is_shard, join, list_dataset, list_shard
 
 # What a spreadsheet takes for the beginning of a formula, or skips before one; full-width forms too.
 _BEGINS = r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ropaws.core.optimizers import OptimConfig
 from ropaws.core.randomness import SupportConfig
 from ropaws.embedding.backbones import ModelConfig
 from ropaws.methods import RoPAWS
 from ropaws.pool.augment import AugmentConfig
 from ropaws.pool.sources import DataConfig
 from ropaws.run.config import RunConfig, TrainConfig
-from ropaws.training.optim import OptimConfig
 
 
 def demo() -> RunConfig:

@@ -16,18 +16,17 @@ from rich.console import Console
 from ropaws.core.files import read_json
 from ropaws.core.hardware import Precision
 from ropaws.core.labels import nearest
+from ropaws.core.optimizers import OptimConfig
 from ropaws.core.randomness import SupportConfig
 from ropaws.core.run_layout import CONFIG, DATA, FORMAT, FROZEN, INPUTS
-from ropaws.embedding.backbones import PRETRAINED, ModelConfig
+from ropaws.embedding.backbones import JOIN, PRETRAINED, ModelConfig, init_files
 from ropaws.embedding.embedder import Embedder, embedding_of
 from ropaws.embedding.encoder import Encoder
-from ropaws.embedding.joined_backbones import JOIN, init_files
 from ropaws.methods import Method, RoPAWS, method_class, method_name
 from ropaws.pool.augment import AugmentConfig, Normalization
 from ropaws.pool.remote import absolute_source, source_name
 from ropaws.pool.sources import DataConfig
-from ropaws.training.optim import OptimConfig
-from ropaws.training.trackers import TrackerName
+from ropaws.training.loop import TrackerName
 
 LARGEST = sys.float_info.max
 HERE = "./"  # begins a path of config.json that is relative to the folder of the file

@@ -29,9 +29,8 @@ from torch.utils._pytree import tree_leaves
 
 from ropaws import equations as eq
 from ropaws.core.features import moderate_by
-from ropaws.embedding.backbones import Encoder
+from ropaws.embedding.backbones import Encoder, part_names
 from ropaws.embedding.frozen_features import folded
-from ropaws.embedding.joined_backbones import part_names
 from ropaws.methods import LabeledEmbeddings, Method, method_name
 from ropaws.pool import image_ops
 from ropaws.run.run import Run

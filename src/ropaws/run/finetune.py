@@ -19,7 +19,7 @@ from ropaws.core.run_layout import FINETUNE_RESULTS, FINETUNED, LINEAR, LINEAR_R
 from ropaws.core.terminal import watch_files
 from ropaws.insight.metrics import accuracy_and_confidence, evaluation_figures
 from ropaws.methods import FineTune
-from ropaws.pool.splits import Labeled
+from ropaws.pool.sources import Labeled
 from ropaws.run.config import RunConfig, with_method
 from ropaws.run.results import Evaluation
 from ropaws.run.run import Run, open_run

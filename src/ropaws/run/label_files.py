@@ -14,8 +14,7 @@ from ropaws.core.files import check_out_folder, write_json
 from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.locks import locked
 from ropaws.core.terminal import watch_files
-from ropaws.insight.neighbors import NEEDS_FAISS, can_search
-from ropaws.insight.pool_map import PoolMap, pool_map
+from ropaws.insight.neighbors import NEEDS_FAISS, PoolMap, can_search, pool_map
 from ropaws.pool.content import ImageRef, Unreadable
 from ropaws.pool.datasets.feature_file import FeatureTable
 from ropaws.run.output_formats import (

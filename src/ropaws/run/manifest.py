@@ -27,12 +27,10 @@ from ropaws.core.files import (
 from ropaws.core.run_layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
 from ropaws.embedding.weight_files import save_tensors
 from ropaws.pool.augment import Normalization
-from ropaws.pool.corpus import Corpus, Images, pixels_of
+from ropaws.pool.corpus import Corpus, Images, ImageStack, pixels_of
+from ropaws.pool.decoding import WholeImages
 from ropaws.pool.remote import address_of
-from ropaws.pool.sources import DataConfig
-from ropaws.pool.splits import Labeled, write_split
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import WholeImages
+from ropaws.pool.sources import DataConfig, Labeled, write_split
 
 MOST_CLASSES, MOST_IMAGES, MOST_FEATURES = 100_000, 1 << 40, 1 << 20
 LONGEST = 1.01  # embedding, but for rounding; one of no features at all has length 0

@@ -17,8 +17,7 @@ from ropaws.core.run_layout import CARD
 from ropaws.core.terminal import printable
 from ropaws.insight.accuracy_estimate import binomial_interval
 from ropaws.methods import method_name
-from ropaws.pool.datasets.catalog import DATASETS
-from ropaws.pool.datasets.mixes import MIXES
+from ropaws.pool.datasets.catalog import DATASETS, MIXES
 from ropaws.report.run_files import figure
 from ropaws.run.export_model import ExportedFile, check_place, cost_sentence, verification_lines
 from ropaws.run.results import Evaluation, read_evaluation

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
 from ropaws.core.files import replacing
-from ropaws.insight.pool_map import PoolMap
+from ropaws.insight.neighbors import PoolMap
 from ropaws.pool.content import UnreadableError, image_size
 from ropaws.pool.listing import read_csv, write_csv
 

@@ -13,10 +13,9 @@ from ropaws.core.files import TENSOR_FILE, check_regular
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.core.records import Outputs
 from ropaws.embedding.weight_files import save_tensors
-from ropaws.pool.corpus import Corpus, EmbeddedImages, Images
-from ropaws.pool.datasets.mixes import MIXES, embedded_truth
+from ropaws.pool.corpus import Corpus, EmbeddedImages, Images, ImageStack
+from ropaws.pool.datasets.catalog import MIXES, embedded_truth
 from ropaws.pool.sources import DataConfig
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.manifest import LONGEST, digest_images
 
 # Datasets without an unlabeled image of their own: what has no label there came with data.extra.

@@ -32,7 +32,7 @@ from ropaws.insight.neighbors import Neighbors, nearest
 from ropaws.methods import encoder_of
 from ropaws.pool import image_ops
 from ropaws.pool.content import ImageRef, Unreadable, UnreadableError
-from ropaws.pool.corpus import Images
+from ropaws.pool.corpus import Images, stack_squares
 from ropaws.pool.datasets.feature_file import (
     FeatureTable,
     RowNames,
@@ -44,7 +44,6 @@ from ropaws.pool.datasets.feature_file import (
 from ropaws.pool.decoding import read_square, read_squares, square_of
 from ropaws.pool.listing import Pool, list_unlabeled
 from ropaws.pool.remote import RemoteImage
-from ropaws.pool.streaming import stack_squares
 from ropaws.run.run import Run, open_run
 
 SHARPENED = (0.01, 20.0)  # temperatures of propagated votes, whose shares are often close to even

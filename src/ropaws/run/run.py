@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ropaws.classify.propagation import Kernel
 from ropaws.core.features import Features
 from ropaws.core.files import TENSOR_FILE, check_regular
-from ropaws.core.hardware import choose_device, choose_precision, half_type
+from ropaws.core.hardware import choose_device, choose_precision, half_type, keep_freed_memory
 from ropaws.core.randomness import ANALYSIS, generator
 from ropaws.core.records import Outputs
 from ropaws.core.run_layout import CONFIG, EMBEDDINGS, MODEL
@@ -27,11 +27,17 @@ from ropaws.embedding.frozen_features import center_features
 from ropaws.methods import LabeledEmbeddings, Method, encoder_of
 from ropaws.pool.augment import center_view
 from ropaws.pool.content import ImageRef
-from ropaws.pool.corpus import Corpus, EmbeddedImages, Images, features_of, pixels_of
+from ropaws.pool.corpus import (
+    Corpus,
+    EmbeddedImages,
+    Images,
+    ImageStack,
+    drop_unreadable_tests,
+    features_of,
+    pixels_of,
+)
 from ropaws.pool.listing import Pool
-from ropaws.pool.reading import drop_unreadable_tests
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.config import RunConfig, embedder_of, read_config, to_json
 from ropaws.run.manifest import (
     DataFacts,
@@ -149,6 +155,8 @@ class Run:
         check_network(self.path, self.config, self.facts, self._snapshot)
         model = build_model(self.config, self.facts, half)
         load_model(self.path, model, self._snapshot)
+        if device.type == "cpu":
+            keep_freed_memory()
         return model.to(device).eval()
 
     def at_snapshot(self, weights: Path) -> "Run":

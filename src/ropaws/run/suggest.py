@@ -17,7 +17,7 @@ from ropaws.core.run_layout import EVALUATION
 from ropaws.embedding.backbones import PRETRAINED
 from ropaws.embedding.embedder import Embedded, Embedder, open_images
 from ropaws.insight import suggestions
-from ropaws.insight.label_choice import class_probs
+from ropaws.insight.suggestions import class_probs
 from ropaws.pool.listing import Sources
 from ropaws.run.discover import Seen, discover, features_of_rows, groups_among, has_images, keep_groups
 from ropaws.run.gallery import add_thumbnails

@@ -37,6 +37,7 @@ from ropaws.core.hardware import (
 )
 from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.locks import locked
+from ropaws.core.optimizers import learning_rate
 from ropaws.core.run_layout import (
     CHECKPOINT,
     CONFIG,
@@ -51,10 +52,8 @@ from ropaws.embedding.backbones import check_model, view_sizes
 from ropaws.methods import encoder_of, method_name
 from ropaws.pool.augment import Normalization
 from ropaws.pool.content import named_keys
-from ropaws.pool.corpus import Corpus, Images
-from ropaws.pool.reading import ImageFiles
+from ropaws.pool.corpus import Corpus, ImageFiles, Images, ImageStack
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.config import (
     RunConfig,
     check_repeatable,
@@ -93,14 +92,16 @@ from ropaws.training.checkpoint import (
 from ropaws.training.loaders import BatchStream
 from ropaws.training.loop import (
     StepResult,
+    Trackers,
     TrainingDivergedError,
+    check_trackers,
+    drop_metrics_from,
     finish,
     fit,
+    open_trackers,
     show_progress,
     stop_between_steps,
 )
-from ropaws.training.optim import learning_rate
-from ropaws.training.trackers import Trackers, check_trackers, drop_metrics_from, open_trackers
 
 COLLAPSE_WARNING = (
     "Warning: the network hardly separates the labeled images, so its labels mean little. Train longer"

@@ -2,48 +2,54 @@
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ropaws.core.distributed import check_same, gather_constants, place, synchronize_norms
-from ropaws.core.features import Features, principal_components
+from ropaws.core.features import IN_MEMORY, Features, SeveralKinds, principal_components
 from ropaws.core.hardware import Precision, choose_device, choose_precision, half_type
 from ropaws.core.labels import UNLABELED
-from ropaws.core.optimizers import LARS
+from ropaws.core.optimizers import LARS, build_optimizer, learning_rate
 from ropaws.core.randomness import support_indices, support_share, unlabeled_indices
 from ropaws.core.run_layout import DATA
 from ropaws.core.terminal import Terminal
 from ropaws.embedding.backbones import (
     FEATURES,
     PRETRAINED,
-    Encoder,
     build_encoder,
+    init_files,
     load_init,
     pretrained_normalization,
 )
-from ropaws.embedding.feature_check import useless_features
-from ropaws.embedding.heads import ComponentsHead
-from ropaws.embedding.joined_backbones import init_files
-from ropaws.embedding.main_directions import in_main_directions
+from ropaws.embedding.embedder import useless_features
+from ropaws.embedding.encoder import ComponentsHead, Encoder
 from ropaws.embedding.weight_files import read_weights
 from ropaws.methods import encoder_of, method_name
 from ropaws.pool.augment import Normalization, kind_of
-from ropaws.pool.corpus import Corpus, features_of, measure_normalization, pixels_of, without_features
-from ropaws.pool.reading import check_unreadable
-from ropaws.pool.splits import Labeled, choose_split
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import WholeImages
+from ropaws.pool.corpus import (
+    Corpus,
+    EmbeddedImages,
+    Images,
+    ImageStack,
+    check_unreadable,
+    features_of,
+    measure_normalization,
+    pixels_of,
+    without_features,
+)
+from ropaws.pool.decoding import WholeImages
+from ropaws.pool.sources import Labeled, choose_split
 from ropaws.run.config import RunConfig, embedder_of
 from ropaws.run.manifest import DataFacts, digest_images, read_facts
 from ropaws.run.run import with_method_parts
 from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import finish, fit
-from ropaws.training.optim import build_optimizer, learning_rate
 
 PROBE_STEPS = 6
 NO_NORMALIZATION = Normalization((0.0,), (1.0,))  # features are taken as they are
@@ -248,3 +254,71 @@ def seconds_per_step(config: RunConfig, state: TrainState) -> float:
     # From the end of the first step: it pays for buffers that the others reuse. The slowest process counts.
     seconds = torch.tensor([(moments[-1] - moments[0]) / (PROBE_STEPS - 1)], device=state.device)
     return float(gather_constants(seconds).amax())
+
+
+BLOCK = 2048  # images at a time
+
+
+class DirectedFeatures(Features):
+    """Features whose random views are seen as the fixed part of a head sees them; the center view stays.
+
+    Args:
+        features: Of the backbone.
+        direct: The fixed part of the head, (..., d) to (..., m).
+    """
+
+    def __init__(self, features: Features, direct: Callable[[Tensor], Tensor]) -> None:
+        self.features = features
+        self.direct = direct
+        self.made_from = features.made_from
+        self._held: dict[object, Tensor] = {}
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.features.shape
+
+    def __getitem__(self, index: Tensor | slice, /) -> Tensor:
+        return self.features[index]
+
+    @property
+    def view_count(self) -> int:
+        return self.features.view_count
+
+    def views(self, index: Tensor, kind: object = None, chosen: Tensor | None = None) -> Tensor:
+        if kind not in self._held:
+            self._held[kind] = self._all_views(kind)
+        held = self._held[kind]
+        return held[index] if chosen is None else held[index[:, None], chosen]
+
+    def digest(self) -> str:
+        return self.features.digest()
+
+    def _all_views(self, kind: object) -> Tensor:
+        rows = torch.arange(len(self.features)).split(BLOCK)
+        return torch.cat([self.direct(self.features.views(part, kind)) for part in rows])
+
+
+def in_main_directions(images: Images, encoder: Encoder, model: nn.Module | None = None) -> Images:
+    """Bring the cached views of images into the directions of the encoder's head, for training.
+
+    As they are, where there are no features, another head, too many images to hold them, or a head in the
+    model (a teacher's) that has other directions.
+    """
+    features, head = features_of(images), encoder.projection[0]
+    if features is None or not isinstance(head, ComponentsHead) or not head.takes_directions:
+        return images
+    kinds = len(features.kinds) if isinstance(features, SeveralKinds) else 1
+    if 4 * len(features) * features.view_count * head.out_features * kinds > IN_MEMORY:
+        return images
+    others = [other for other in (model or encoder).modules() if isinstance(other, ComponentsHead)]
+    if not all(torch.equal(o.mean, head.mean) and torch.equal(o.components, head.components) for o in others):
+        return images
+    mean, components = head.mean.detach().cpu(), head.components.detach().cpu()
+
+    def direct(rows: Tensor) -> Tensor:
+        return head.directions(rows, mean, components)
+
+    directed = DirectedFeatures(features, direct)
+    if isinstance(images, EmbeddedImages):
+        return EmbeddedImages(images.pixels, directed, images.replaced, images.reasons)
+    return directed

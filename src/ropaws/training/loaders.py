@@ -26,11 +26,9 @@ from ropaws.core.randomness import (
 from ropaws.core.records import Batch, Support
 from ropaws.core.worker_pool import map_in_workers
 from ropaws.pool.augment import Normalization, Part, View, augment, center_view, kind_of, random_views
-from ropaws.pool.corpus import EmbeddedImages, Images, features_of, whole_batch
+from ropaws.pool.corpus import EmbeddedImages, Images, ImageStack, check_unreadable, features_of, whole_batch
 from ropaws.pool.decoding import ReadBatch, ReadRequest, read_batch
 from ropaws.pool.image_ops import Interpolation
-from ropaws.pool.reading import check_unreadable
-from ropaws.pool.streaming import ImageStack
 
 AHEAD = 2  # steps that a worker reads ahead
 FEW = 100  # images seen before a share of unreadable ones means anything

@@ -527,6 +527,35 @@ def test_the_map_draws_what_the_colors_say(fitted, opened):
     wait_until(window, lambda: not {circle, square, star} & set(window.page.evaluate(drawn)))
 
 
+def test_contours_are_drawn_and_taken_away_by_a_key(fitted, opened):
+    """In the color of letters, which no point of a light map has."""
+    client, _ = fitted
+    window = opened(client)
+    window.wait("!document.querySelector('#map-canvas').hidden")
+    black = """() => {
+      const canvas = document.querySelector("#map-canvas");
+      const bytes = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      let count = 0;
+      for (let k = 0; k < bytes.length; k += 4)
+        count += bytes[k] + bytes[k + 1] + bytes[k + 2] < 30 && bytes[k + 3] > 200;
+      return count;
+    }"""
+    pressed = "document.querySelector('#contours').ariaPressed === "
+    window.wait(pressed + "'false'")  # of few images single ones can be seen
+    window.settle()
+    without = window.page.evaluate(black)
+    window.press("d").wait(pressed + "'true'")
+    wait_until(window, lambda: window.page.evaluate(black) > without + 300)
+    window.page.click("#contours")
+    window.wait(pressed + "'false'")
+    wait_until(window, lambda: window.page.evaluate(black) < without + 30)
+    window.press("d")
+    for _ in range(4):
+        window.page.click("#zoom-in")  # between single images there is nothing to say
+    wait_until(window, lambda: window.page.evaluate(black) < without + 100)
+    assert [line for line in window.said if "getImageData" not in line] == []
+
+
 def test_read_only_shows_and_changes_nothing(tmp_path, opened):
     with served(make_pool(tmp_path / "pool"), tmp_path / "out") as (client, session):
         label_some(session)

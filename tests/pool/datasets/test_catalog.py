@@ -17,11 +17,10 @@ import torch
 from PIL import Image
 
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
-from ropaws.pool.corpus import Corpus, keep_classes, thin_out
-from ropaws.pool.datasets import catalog, mixes
+from ropaws.pool.corpus import Corpus, ImageStack, keep_classes, thin_out
+from ropaws.pool.datasets import catalog
 from ropaws.pool.datasets.archives import Remote, fetch, unpack
 from ropaws.pool.sources import DataConfig, load_corpus
-from ropaws.pool.streaming import ImageStack
 
 
 def load(root, source, **settings):
@@ -346,7 +345,7 @@ def test_every_dataset_and_mix_says_what_it_is():
         assert dataset.about
         assert not dataset.places or dataset.files or dataset.by_hand
         assert all(len(remote.md5) == 32 for remote in dataset.files)
-    for mix in mixes.MIXES.values():
+    for mix in catalog.MIXES.values():
         assert mix.about
         assert {mix.source, *mix.extra} <= set(catalog.DATASETS)
 
@@ -425,14 +424,14 @@ def test_opencos_mixes_are_thinned_out(tmp_path, monkeypatch):
     write_cifar10(tmp_path)
     write_svhn(tmp_path)
     name = "opencos:cifar10+svhn"
-    mix = mixes.MIXES[name]
+    mix = catalog.MIXES[name]
     assert (mix.in_class, mix.out_of_class) == (10_000, 40_000)
     with pytest.raises(ValueError, match="the mix needs 1,000 images of 'airplane', but there are 5"):
         load(tmp_path, name)
-    monkeypatch.setitem(mixes.MIXES, name, replace(mix, in_class=20))
+    monkeypatch.setitem(catalog.MIXES, name, replace(mix, in_class=20))
     with pytest.raises(ValueError, match="the mix needs 40,000 out-of-class images, but there are 12"):
         load(tmp_path, name)
-    monkeypatch.setitem(mixes.MIXES, name, replace(mix, in_class=20, out_of_class=5))
+    monkeypatch.setitem(catalog.MIXES, name, replace(mix, in_class=20, out_of_class=5))
     corpus = load(tmp_path, name)
     assert (corpus.train_labels + 1).bincount().tolist() == [5] + [2] * 10
 
@@ -445,20 +444,20 @@ def test_a_mix_cannot_join_another(tmp_path):
 
 def test_superclasses_of_cifar100():
     """Five classes each, as published; IOMatch's splits take the first 4, 10 and 16."""
-    counts = [mixes.SUPERCLASSES.count(number) for number in range(20)]
+    counts = [catalog.SUPERCLASSES.count(number) for number in range(20)]
     assert counts == [5] * 20
     # By the alphabetical order of the official names: apple, aquarium fish, baby; maple, oak, palm, pine,
     # willow are the trees; trout is a fish.
-    assert mixes.SUPERCLASSES[:3] == (4, 1, 14)
-    assert [fine for fine, coarse in enumerate(mixes.SUPERCLASSES) if coarse == 17] == [47, 52, 56, 59, 96]
+    assert catalog.SUPERCLASSES[:3] == (4, 1, 14)
+    assert [fine for fine, coarse in enumerate(catalog.SUPERCLASSES) if coarse == 17] == [47, 52, 56, 59, 96]
     for share, known in ((20, 20), (50, 50), (80, 80)):
-        assert len(mixes.MIXES[f"iomatch:cifar100-{share}-{100 - share}"].known) == known
+        assert len(catalog.MIXES[f"iomatch:cifar100-{share}-{100 - share}"].known) == known
 
 
 def test_iomatch_split_of_cifar100(tmp_path):
     write_cifar100(tmp_path)
     corpus = load(tmp_path, "iomatch:cifar100-20-80")
-    classes = [fine for fine, coarse in enumerate(mixes.SUPERCLASSES) if coarse < 4]
+    classes = [fine for fine, coarse in enumerate(catalog.SUPERCLASSES) if coarse < 4]
     assert corpus.class_names == tuple(f"thing{i:02d}" for i in classes)
     expected = [classes.index(c) if c in classes else UNLABELED for c in range(100)]
     assert corpus.train_labels.tolist() == expected * 2
@@ -470,9 +469,9 @@ def test_the_control_keeps_the_in_class_part(tmp_path, monkeypatch):
     kept = []
     for times in (0, 1, 2, 4):
         name = f"control-{times}x"
-        mix = mixes.MIXES[name]
+        mix = catalog.MIXES[name]
         assert (mix.in_class, mix.out_of_class) == (10_000, times * 10_000)
-        monkeypatch.setitem(mixes.MIXES, name, replace(mix, in_class=20, out_of_class=20 * times))
+        monkeypatch.setitem(catalog.MIXES, name, replace(mix, in_class=20, out_of_class=20 * times))
         corpus = load(tmp_path, name)
         assert (corpus.train_labels == UNLABELED).sum() == 20 * times
         kept.append(corpus.train_images[corpus.train_labels != UNLABELED])

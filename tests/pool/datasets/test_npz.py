@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ropaws.pool.datasets.npz import read_npz
+from ropaws.pool.datasets.archives import read_npz
 from ropaws.pool.sources import DataConfig, load_corpus
 from tests.pool.files.test_rows import npy_bytes, write_archive
 

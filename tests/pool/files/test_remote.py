@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import re
 import tarfile
 import threading
@@ -9,6 +10,7 @@ import zipfile
 from typing import ClassVar
 
 import fsspec
+import fsspec.implementations.memory
 import numpy as np
 import pytest
 
@@ -163,6 +165,56 @@ def test_a_read_that_fails_is_tried_again_and_then_reported(photos, web):
     assert "503" in str(found[0])
     assert "not there" in str(found[1])
     assert "not an image" in str(found[2])
+
+
+def test_what_a_server_refuses_is_counted_and_the_rest_is_labeled(trained, photos, web, tmp_path, capsys):
+    """No permission, a page to log in, nothing there, a shard whose end does not come: exit code 0."""
+    run, _ = trained
+    (photos / "page.png").write_text("<html>please log in</html>")
+    with tarfile.open(photos / "cut.tar", "w") as archive:
+        for name in ("rows-2.png", "rows-3.png"):
+            archive.add(photos / "pool" / name, name)
+    whole = (photos / "cut.tar").read_bytes().rstrip(b"\0")
+    (photos / "cut.tar").write_bytes(whole[:-50])
+    named = ("pool/rows-0.png", "pool/rows-1.png", "page.png", "pool/gone.png")
+    (photos / "named.csv").write_text("\n".join(["path", *(f"{web}/{name}" for name in named)]))
+    Server.trouble = {"/pool/rows-0.png": [403] * 9}
+    call = ["predict", run, photos / "named.csv", f"{web}/cut.tar", "--out", tmp_path / "labels.csv"]
+    main(list(map(str, call)))
+    said = capsys.readouterr().err
+    assert "Left out: 4 unreadable images" in said
+    labeled = [row["path"] for row in read_csv(tmp_path / "labels.csv")]
+    assert labeled == [f"{web}/pool/rows-1.png", f"{web}/cut.tar#rows-2.png"]
+    reasons = dict(json.loads((tmp_path / "labels.csv.json").read_text())["unreadable"])
+    assert "403" in reasons[f"{web}/pool/rows-0.png"]
+    assert "not an image" in reasons[f"{web}/page.png"]
+    assert "not there" in reasons[f"{web}/pool/gone.png"]
+    assert "ends in the middle of an image" in reasons[f"{web}/cut.tar#rows-3.png"]
+    assert all("\n" not in reason for reason in reasons.values())
+
+
+def test_a_bucket_without_permission_is_one_line(capsys):
+    class Bucket(fsspec.implementations.memory.MemoryFileSystem):
+        protocol = "closed"
+
+        def find(self, *_, **__):
+            raise PermissionError("Access Denied")
+
+    fsspec.register_implementation("closed", Bucket, clobber=True)
+    line = fails(capsys, "check", "--labeled", "closed://bucket/photos")
+    assert line.endswith("closed://bucket/photos cannot be listed (PermissionError: Access Denied)")
+
+
+def test_a_report_of_remote_images_loads_nothing_from_a_network(photos, web, tmp_path):
+    pool, run = f"{web}/pool.zip", tmp_path / "run"
+    zipped(photos, "pool")
+    main(["train", "--labeled", f"file://{photos}/labeled", "--unlabeled", pool, "--out", str(run),
+          "--backbone", "small", "--train.steps", "3"])  # fmt: skip
+    page = (run / "report.html").read_text()
+    loaded = re.findall(r"""(?:src|href|action|data)=["']([^"']*)|url\(([^)]*)\)""", page)
+    addresses = [address.strip("\"' ") for pair in loaded for address in pair if address]
+    assert len(addresses) > 5
+    assert all(address.startswith(("data:", "#")) for address in addresses)
 
 
 @pytest.mark.parametrize(

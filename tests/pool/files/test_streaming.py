@@ -17,13 +17,19 @@ import ropaws
 import ropaws.run.train as runs
 from ropaws.core.files import write_json
 from ropaws.pool import decoding
-from ropaws.pool import square_cache as caching
 from ropaws.pool.array_files import ArrayRow
 from ropaws.pool.content import content_key
-from ropaws.pool.decoding import UnreadableError, read_batch, read_image, read_square, read_squares
+from ropaws.pool.corpus import ImageStack
+from ropaws.pool.decoding import (
+    SHARDS,
+    SquareCache,
+    UnreadableError,
+    read_batch,
+    read_image,
+    read_square,
+    read_squares,
+)
 from ropaws.pool.sources import DataConfig
-from ropaws.pool.square_cache import SHARDS, SquareCache
-from ropaws.pool.streaming import ImageStack
 from ropaws.run.config import read_config, to_json, with_absolute_paths
 from ropaws.training import loaders
 from tests import tiny
@@ -75,7 +81,7 @@ def same(one, other):
 def test_reading_while_training_gives_the_weights_of_training_from_memory(photos, tmp_path):
     memory = ropaws.train(config(photos), tmp_path / "memory")
     disk = ropaws.train(config(photos, memory_gb=0.0), tmp_path / "disk")
-    time.sleep(caching.SETTLED)  # files that were changed just now are not kept
+    time.sleep(decoding.SETTLED)  # files that were changed just now are not kept
     cached = ropaws.train(config(photos, memory_gb=0.0, cache=tmp_path / "cache"), tmp_path / "cached")
     assert same(weights(memory), weights(disk))
     assert same(weights(memory), weights(cached))
@@ -317,10 +323,10 @@ def test_a_torn_entry_is_not_believed(image, tmp_path, damage):
 
 
 def test_the_cache_keeps_its_limit_and_lets_the_unused_go(image, tmp_path, monkeypatch):
-    monkeypatch.setattr(caching, "RECOUNT", 1)
+    monkeypatch.setattr(decoding, "RECOUNT", 1)
     found = read_image(image, 16, "center")
     room = 3  # squares a shard
-    limit = SHARDS * room * (found.square.nbytes + caching.TAIL.size + 4)
+    limit = SHARDS * room * (found.square.nbytes + decoding.TAIL.size + 4)
     cache = cache_in(tmp_path / "cache", limit)
 
     def put(name):

@@ -13,13 +13,10 @@ from PIL import ExifTags, Image
 import ropaws
 from ropaws.core.randomness import SupportConfig
 from ropaws.pool.augment import ASPECT, AugmentConfig, Normalization, Part, augment, random_boxes
-from ropaws.pool.decoding import read_batch, read_image, read_square
+from ropaws.pool.corpus import Decoding, ImageStack, decode, no_watch
+from ropaws.pool.decoding import SquareCache, WholeImages, read_batch, read_image, read_square
 from ropaws.pool.rand_augment import StrongView, WeakView
-from ropaws.pool.reading import Decoding, decode, no_watch
 from ropaws.pool.sources import DataConfig
-from ropaws.pool.square_cache import SquareCache
-from ropaws.pool.streaming import ImageStack
-from ropaws.pool.whole_images import WholeImages
 from ropaws.training.loaders import BatchStream, TrainingData
 from tests import tiny
 from tests.photos import make_photos

@@ -50,6 +50,8 @@
  * @typedef {{cluster: number, size: number, typical: number[]}} Cluster
  */
 
+const PATIENCE_MS = 60_000;
+
 /** A request that the server refused, with its reason in one line. */
 export class Refused extends Error {
   /** @param {number} status @param {string} message */
@@ -79,7 +81,7 @@ export class Api {
   async request(path, options = {}) {
     let response;
     try {
-      response = await fetch(path, { ...options, signal: AbortSignal.timeout(60_000) });
+      response = await fetch(path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
     } catch (error) {
       throw new Away(String(error));
     }
@@ -118,10 +120,30 @@ export class Api {
     return this.get("/api/new-classes");
   }
 
-  /** @returns {Promise<{buffer: ArrayBuffer, version: string}>} */
-  async columns() {
-    const response = await this.request("/api/columns");
+  /**
+   * Sixteen bytes for each image, as they come.
+   *
+   * @param {(share: number) => void} progress - told what share of them is here
+   * @returns {Promise<{buffer: ArrayBuffer, version: string}>}
+   */
+  async columns(progress = () => {}) {
+    const stop = new AbortController();
+    let timer = setTimeout(() => stop.abort(), PATIENCE_MS); // for each part, however many there are
+    const response = await this.request("/api/columns", { signal: stop.signal });
     const version = response.headers.get("X-Ropaws-Version") ?? "";
-    return { buffer: await response.arrayBuffer(), version };
+    const bytes = new Uint8Array(Number(response.headers.get("Content-Length")));
+    const reader = /** @type {ReadableStream<Uint8Array>} */ (response.body).getReader();
+    for (let at = 0; ; ) {
+      const { done, value } = await reader.read().catch((error) => {
+        throw new Away(String(error));
+      });
+      clearTimeout(timer);
+      if (!done && at + value.length <= bytes.length) bytes.set(value, at);
+      at += value?.length ?? 0;
+      if (done && at !== bytes.length) throw new Away(`${at} of ${bytes.length} bytes came`);
+      if (done) return { buffer: bytes.buffer, version };
+      timer = setTimeout(() => stop.abort(), PATIENCE_MS);
+      progress(at / bytes.length);
+    }
   }
 }

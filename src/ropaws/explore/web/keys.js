@@ -19,6 +19,7 @@ const KEY_HELP = [
   ["a", "select the page"],
   ["+, −, Home", "zoom the map, show all of it"],
   ["l", "lasso on the map"],
+  ["d", "density contours on the map"],
   ["r", "refit"],
   ["/", "filter by file name"],
   ["Esc", "close, or clear the selection"],

@@ -195,6 +195,7 @@ function listenToKeys({ store, labeling, picker, map, grid, detail }) {
     },
     a: () => grid.selectPage(),
     l: () => map.setLassoMode(!map.lassoMode),
+    d: () => map.toggleContours(),
     "+": () => map.zoom(1.5),
     "=": () => map.zoom(1.5),
     "-": () => map.zoom(1 / 1.5),

@@ -1,6 +1,7 @@
 /**
  * The map: zoom, pan, hover and lasso over the canvas of points.
  *
+ * @import { Contour } from "./map_contours.js"
  * @import { ClusterName } from "./map_names.js"
  * @import { Store } from "./store.js"
  * @import { ColorMode } from "./colors.js"
@@ -11,12 +12,14 @@ import { element, fill, find } from "./dom.js";
 import { maskOf } from "./filters.js";
 import { PointIndex, fit, lassoed, pan, toPixels, toPosition, zoomAt } from "./geometry.js";
 import { MapCanvas } from "./map_canvas.js";
+import { contours } from "./map_contours.js";
 import { clusterNames } from "./map_names.js";
 import { MapThumbnails, roomFor } from "./map_thumbnails.js";
 
 const REACH = 12; // pixels from the pointer to the nearest point
 const STEP = 60; // pixels per arrow key
 const NEAR = 3; // times the scale at which all is shown: from there on thumbnails are
+const MANY = 20_000; // images from which on contours are drawn unless a person says otherwise
 const REST_MS = 150; // without a movement, after which the map is drawn whole
 
 export class PoolMap {
@@ -56,6 +59,10 @@ export class PoolMap {
     this.selected = new Uint32Array();
     /** @type {ClusterName[]} */
     this.names = [];
+    /** @type {Contour[] | null} */
+    this.contours = null; // of what the filter keeps; null until they are asked for
+    /** @type {boolean | null} */
+    this.contoursChosen = null; // by a person
     this.thumbnails = new MapThumbnails(store, () => this.schedule());
     this.listen();
   }
@@ -63,6 +70,7 @@ export class PoolMap {
   listen() {
     const { element: canvas, store } = this;
     store.on(["columns"], () => this.takeColumns());
+    store.on(["arrival"], () => this.showArrival());
     store.on(["labels", "filter", "theme"], () => this.recolor());
     store.on(["state"], () => this.drawLegend());
     store.on(["selection"], () => this.takeSelection());
@@ -80,6 +88,7 @@ export class PoolMap {
     find("zoom-out", HTMLButtonElement).addEventListener("click", () => this.zoom(1 / 1.5));
     find("zoom-fit", HTMLButtonElement).addEventListener("click", () => this.showAll());
     find("lasso", HTMLButtonElement).addEventListener("click", () => this.setLassoMode(!this.lassoMode));
+    find("contours", HTMLButtonElement).addEventListener("click", () => this.toggleContours());
   }
 
   /** @returns {ColorMode} */
@@ -91,7 +100,9 @@ export class PoolMap {
     const { columns, version } = this.store;
     if (!columns || !version) return;
     const hasMap = version.map > 0 && columns.n > 0;
-    find("map-empty", HTMLElement).hidden = hasMap;
+    const empty = find("map-empty", HTMLElement);
+    empty.hidden = hasMap;
+    empty.textContent = "The map appears here once it has been computed.";
     this.element.hidden = !hasMap;
     if (!hasMap) return;
     if (this.mapVersion !== version.map || this.index?.order.length !== columns.n) {
@@ -102,12 +113,22 @@ export class PoolMap {
     this.recolor();
   }
 
+  /** The first time, a person waits for the columns. */
+  showArrival() {
+    const { columns, arrived } = this.store;
+    const share = Math.round(100 * arrived);
+    if (!columns)
+      find("map-empty", HTMLElement).textContent = `Loading what is known of all images: ${share}%`;
+  }
+
   recolor() {
     const { columns, filter, classes, dark } = this.store;
     if (!columns) return;
     this.mask = maskOf(filter, columns);
     this.colors = pointColors(columns, this.mode, classes, dark, this.mask);
     this.names = clusterNames(columns, this.mode, classes, this.mask);
+    this.contours = null;
+    this.showContourState();
     this.drawLegend();
     this.schedule();
   }
@@ -150,7 +171,8 @@ export class PoolMap {
     const drawImages = (/** @type {CanvasRenderingContext2D} */ context) =>
       thumbnails.draw(context, shown, (id) => unpacked(colors[id]));
     const scene = { columns, view, fitScale, colors, mask, selected, hovered, lasso, dark };
-    this.canvas.draw({ ...scene, moving, names, drawImages });
+    const lines = this.hasContours && !isNear ? (this.contours ??= contours(columns, mask)) : [];
+    this.canvas.draw({ ...scene, moving, names, contours: lines, drawImages });
   }
 
   takeSelection() {
@@ -188,6 +210,21 @@ export class PoolMap {
   pan(dx, dy) {
     this.view = pan(this.view, dx, dy);
     this.move();
+  }
+
+  /** Lines of equal density, on the map as a whole: between single images there is nothing for them to say. */
+  get hasContours() {
+    return this.contoursChosen ?? (this.store.columns?.n ?? 0) >= MANY;
+  }
+
+  toggleContours() {
+    this.contoursChosen = !this.hasContours;
+    this.showContourState();
+    this.schedule();
+  }
+
+  showContourState() {
+    find("contours", HTMLButtonElement).setAttribute("aria-pressed", String(this.hasContours));
   }
 
   /** @param {boolean} on */

@@ -5,6 +5,7 @@
  * @import { Columns } from "./columns.js"
  * @import { Size, View } from "./geometry.js"
  * @import { Layer } from "./map_gl.js"
+ * @import { Contour } from "./map_contours.js"
  * @import { ClusterName } from "./map_names.js"
  * @typedef {{dx: Int32Array, dy: Int32Array, reach: number}} Disc - the pixels of a disc, around its center
  */
@@ -19,7 +20,8 @@ const WHILE_MOVING = 200_000; // points of a frame at most, where no graphics ca
  * @typedef {{
  *   columns: Columns, view: View, fitScale: number, colors: Uint32Array, mask: Uint8Array | null,
  *   selected: Uint32Array, hovered: number | null, lasso: [number, number][], dark: boolean,
- *   moving?: boolean, names?: ClusterName[], drawImages?: (context: CanvasRenderingContext2D) => void,
+ *   moving?: boolean, names?: ClusterName[], contours?: Contour[],
+ *   drawImages?: (context: CanvasRenderingContext2D) => void,
  * }} Scene - view in CSS pixels; lasso in positions; moving: a frame of many that a person drags
  */
 
@@ -144,6 +146,7 @@ export class MapCanvas {
   drawMarks(scene, points) {
     const { context, ratio } = this;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.drawContours(scene);
     scene.drawImages?.(context);
     this.drawNames(scene);
     context.lineWidth = 2;
@@ -168,6 +171,27 @@ export class MapCanvas {
       context.setLineDash([]);
     }
     context.setTransform(1, 0, 0, 1, 0, 0);
+  }
+
+  /** Thin lines on wider ones in the color of the page; the innermost are the widest. @param {Scene} scene */
+  drawContours({ contours = [], view, dark }) {
+    const { context, size } = this;
+    const [left, top] = toPixels(view, size, 0, 0);
+    context.lineCap = "round";
+    for (const [place, { segments }] of contours.entries()) {
+      context.beginPath();
+      for (let at = 0; at < segments.length; at += 4) {
+        context.moveTo(segments[at] * view.scale + left, segments[at + 1] * view.scale + top);
+        context.lineTo(segments[at + 2] * view.scale + left, segments[at + 3] * view.scale + top);
+      }
+      const width = 2 - place / contours.length;
+      context.lineWidth = width + 2;
+      context.strokeStyle = BACKGROUNDS[dark ? "dark" : "light"];
+      context.stroke();
+      context.lineWidth = width;
+      context.strokeStyle = dark ? "#ffffff" : "#000000";
+      context.stroke();
+    }
   }
 
   /** With a border in the color of the page, so that they can be read on any points. @param {Scene} scene */

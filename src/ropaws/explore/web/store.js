@@ -4,7 +4,8 @@
  * @import { State } from "./api.js"
  * @import { Columns, Version } from "./columns.js"
  * @import { Filter } from "./filters.js"
- * @typedef {"state" | "columns" | "labels" | "selection" | "filter" | "theme" | "session" | "layout"} StoreEvent
+ * @typedef {"state" | "columns" | "labels" | "selection" | "filter" | "theme" | "session" | "layout"
+ *   | "arrival"} StoreEvent
  *   - columns: positions or predictions have changed; session: image numbers have a new meaning; layout: other parts of the page are shown
  */
 import { labelColor } from "./colors.js";
@@ -26,6 +27,7 @@ export class Store extends EventTarget {
     this.selection = new Set();
     /** @type {Map<number, string>} - of the images seen so far */
     this.names = new Map();
+    this.arrived = 0; // share of the columns that are on their way
     this.dark = false;
     this.isBlind = false; // an audit shows no predictions
   }
@@ -39,6 +41,12 @@ export class Store extends EventTarget {
   setBlind(on) {
     this.isBlind = on;
     this.emit("labels");
+  }
+
+  /** Columns are on their way. @param {number} share - that is here */
+  setArrived(share) {
+    this.arrived = share;
+    this.emit("arrival");
   }
 
   /** @param {StoreEvent} event */

@@ -67,7 +67,7 @@ export class Sync {
   }
 
   async fetchColumns() {
-    const { buffer, version } = await this.api.columns();
+    const { buffer, version } = await this.api.columns((share) => this.store.setArrived(share));
     const columns = decodeColumns(buffer);
     for (const answer of this.outbox.answers) apply(columns, answer);
     this.store.columns = columns;
