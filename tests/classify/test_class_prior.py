@@ -24,7 +24,7 @@ from ropaws.classify.classifier import ClassifierSettings, OpenSetClassifier
 from ropaws.classify.head import LabeledRows, Points
 from ropaws.classify.in_class_share import fit_curve, in_class_share
 from ropaws.classify.pool_prior import PoolPrior, RowPass
-from ropaws.classify.soft_nn import batch_class_prior
+from ropaws.classify.soft_nn import batch_class_prior, followed
 from ropaws.core.features import FeatureRows
 from ropaws.core.records import Support
 from ropaws.methods import PAWS, RoPAWS
@@ -282,6 +282,41 @@ def test_a_batch_of_some_classes_has_their_frequencies():
     found = batch_class_prior(torch.tensor([0.1, 0.2, 0.3, 0.4]), support)
     assert found.tolist() == pytest.approx([0.4 / 0.6, 0.2 / 0.6])
     assert batch_class_prior(None, support) is None
+
+
+def test_a_guess_follows_the_mean_prediction_and_a_sample_does_not():
+    support = Support(torch.zeros(2, 1), torch.eye(2), torch.arange(2), torch.tensor([3, 1]))
+    guess, mean = torch.tensor([0.1, 0.2, 0.3, 0.4]), torch.tensor([0.9, 0.1])
+    found = followed(guess, mean, support)  # classes 3 and 1 share 0.6
+    expected = [0.1, 0.95 * 0.2 + 0.05 * 0.06, 0.3, 0.95 * 0.4 + 0.05 * 0.54]
+    assert found.tolist() == pytest.approx(expected)
+    for _ in range(500):
+        guess = followed(guess, mean, support)
+    assert guess.tolist() == pytest.approx([0.1, 0.06, 0.3, 0.54], abs=1e-4)
+    for labels, guessed in (((6, 6, 6), True), ((22, 5, 2), False), ((2, 5, 12), True)):
+        X, _, y = long_tailed(labels)  # noqa: N806
+        prior, where = PoolPrior(12, 3, len(X)), torch.from_numpy(np.flatnonzero(y >= 0))
+        rows, known = RowPass(FeatureRows(torch.from_numpy(X).float())), torch.from_numpy(y[y >= 0])
+        prior.fit(rows, where, known, class_prior="auto")
+        before = prior.trained_class_prior.clone()
+        torch.testing.assert_close(before, prior.class_prior)
+        three = Support(torch.zeros(3, 1), torch.eye(3), torch.arange(3), torch.arange(3))
+        prior.follow(torch.tensor([0.98, 0.01, 0.01]), three)
+        assert bool(prior.guessed) == guessed
+        assert torch.equal(prior.trained_class_prior, before) != guessed
+        again = PoolPrior(12, 3, len(X))  # as when a run is resumed
+        again.load_state_dict(prior.state_dict())
+        assert torch.equal(again.trained_class_prior, prior.trained_class_prior)
+        assert bool(again.guessed) == guessed
+
+
+def test_given_frequencies_do_not_follow():
+    X, _, y = long_tailed((6, 6, 6))  # noqa: N806
+    prior, where = PoolPrior(12, 3, len(X)), torch.from_numpy(np.flatnonzero(y >= 0))
+    rows = RowPass(FeatureRows(torch.from_numpy(X).float()))
+    for choice in ("uniform", "labels", (0.5, 0.3, 0.2)):
+        prior.fit(rows, where, torch.from_numpy(y[y >= 0]), class_prior=choice)
+        assert not prior.guessed
 
 
 def test_methods_say_what_they_need():

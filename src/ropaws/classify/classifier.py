@@ -113,6 +113,7 @@ class OpenSetClassifier:
             steps=settings.steps,
             seed=settings.seed,
             class_prior=None if self.class_prior is None else self.class_prior.estimate,
+            follow=self.prior is not None and bool(self.prior.guessed),
             after_step=after_step,
         )
 

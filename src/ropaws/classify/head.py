@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws.classify.objective import RoPAWSObjective
-from ropaws.classify.soft_nn import auto_prior_temperature, gather_support, nearest_gap, update_running_gap
+from ropaws.classify.soft_nn import (
+    auto_prior_temperature,
+    followed,
+    gather_support,
+    nearest_gap,
+    update_running_gap,
+)
 from ropaws.core.optimizers import Adam
 from ropaws.core.randomness import SUPPORT_VIEWS as SUPPORT_DRAWS
 from ropaws.core.randomness import (
@@ -117,6 +123,7 @@ def train_head(
     steps: int,
     seed: int,
     class_prior: Tensor | None = None,
+    follow: bool = False,
     after_step: Callable[[int], object] = lambda _: None,
 ) -> nn.Linear:
     """Train a head that starts as the identity: its neighbors are those of the points themselves.
@@ -131,6 +138,7 @@ def train_head(
         steps: Of Adam.
         seed: Of the batches.
         class_prior: Frequencies of the classes in the pool (c,); None for equal ones.
+        follow: Whether these are a guess that follows the mean prediction.
         after_step: Called with the number of steps that are done; an error that it raises ends the training.
     """
     dims = points.center.shape[1]
@@ -150,7 +158,10 @@ def train_head(
         if isinstance(inside, float) and math.isnan(inside):
             update_running_gap(gap, nearest_gap(supports.h, supports.labeled))
             inside = auto_prior_temperature(float(gap), typical_prior)
-        objective.losses(looks, supports, inside, class_prior).total.backward()
+        losses = objective.losses(looks, supports, inside, class_prior)
+        losses.total.backward()
+        if follow and class_prior is not None and losses.mean is not None:
+            class_prior = followed(class_prior, losses.mean, supports.labeled)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         after_step(step + 1)

@@ -64,6 +64,8 @@ class RoPAWSObjective:
         in_domain = torch.stack([posterior.in_domain for posterior in posteriors])
         power = self.reweight_power if self.reweighting else 0.0
         weights = eq.sample_weights(in_domain, power=power)
+        shares = weights if self.weighs_entropy else None
+        mean = global_mean(anchors, shares, self.sharpen_temperature)
         losses = eq.ropaws_loss(
             anchors,
             torch.stack([posterior.probs for posterior in posteriors]),
@@ -71,13 +73,18 @@ class RoPAWSObjective:
             sharpen_temperature=self.sharpen_temperature,
             reweight_power=power,
             reweight_entropy=self.weighs_entropy,
-            mean=global_mean(anchors, weights if self.weighs_entropy else None, self.sharpen_temperature),
+            mean=mean,
             class_prior=class_prior,
         )
         parts = dict(losses.parts)
         if self.semi_supervised_density and self.solver == "iterative":
             parts["residual"] = torch.stack([residual for _, residual in targets]).amax()
-        return Losses(losses.total, parts, weights)
+        if mean is None:  # the loss takes its own, of this process
+            total, weight = eq.prediction_sum(
+                anchors.detach(), shares, sharpen_temperature=self.sharpen_temperature
+            )
+            mean = total / weight.clamp_min(eq.TINY)
+        return Losses(losses.total, parts, weights, mean.detach())
 
     @property
     def weighs_entropy(self) -> bool:

@@ -40,7 +40,7 @@ from ropaws.classify.in_class_share import (
     share_interval,
 )
 from ropaws.classify.propagation import VOTERS, Kernel, choose_voters, solve_voters
-from ropaws.classify.soft_nn import LabeledEmbeddings
+from ropaws.classify.soft_nn import LabeledEmbeddings, followed
 from ropaws.core.features import (
     FeatureRows,
     Features,
@@ -51,7 +51,7 @@ from ropaws.core.features import (
 )
 from ropaws.core.labels import OUT_OF_CLASS
 from ropaws.core.randomness import ANALYSIS, generator
-from ropaws.core.records import Outputs, Share
+from ropaws.core.records import Outputs, Share, Support
 
 AGREEMENT_POWER = 1.5  # where no label can be held out: two that always agree are right, others less often
 TEMPERATURES = (0.2, 20.0)
@@ -213,6 +213,8 @@ class PoolPrior(nn.Module):
     share: Tensor
     border: Tensor
     frequencies: Tensor
+    guessed: Tensor
+    trained: Tensor
     confidence: Tensor
     weight: Tensor
     bias: Tensor
@@ -237,6 +239,8 @@ class PoolPrior(nn.Module):
         self.register_buffer("border", torch.tensor(math.nan))  # score below which an image is out-of-class
         # Of the classes in the in-class part of the pool: estimate, low, high; zeros: taken for equal.
         self.register_buffer("frequencies", torch.zeros(3, classes))
+        self.register_buffer("guessed", torch.tensor(False))  # from the pool alone
+        self.register_buffer("trained", torch.zeros(classes))  # what me-max keeps to: a guess follows
         # Accuracy of logistic regression on held-out labels, temperature of the class probabilities.
         self.register_buffer("confidence", torch.tensor([math.nan, 1.0]))
         self.register_buffer("weight", torch.zeros(classes, dims))
@@ -248,7 +252,7 @@ class PoolPrior(nn.Module):
             found, own = state.get(prefix + name), getattr(self, name)
             if isinstance(found, Tensor) and found.shape[1:] == own.shape[1:]:
                 setattr(self, name, own.new_zeros(found.shape))
-        for name in ("frequencies", "border"):  # not in files of an earlier version
+        for name in ("frequencies", "border", "guessed", "trained"):  # not in files of an earlier version
             state.setdefault(prefix + name, getattr(self, name).clone())
         super()._load_from_state_dict(state, prefix, *rest)
 
@@ -307,8 +311,10 @@ class PoolPrior(nn.Module):
         self._set_frequencies(
             starting_class_prior(class_prior, self._counts.cpu(), unlabeled=bool(unlabeled.any()))
         )
+        self.guessed.fill_(False)
         if class_prior == "auto":
             self._estimate_frequencies(own[where.cpu()])
+        self.trained.copy_(self.frequencies[0])
         curve, scores = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
         self.prior.copy_(self._answered(curve(scores), lambda: pool.map(self._votes)))
         self.prior[where.to(self.prior.device)] = 1.0
@@ -369,7 +375,9 @@ class PoolPrior(nn.Module):
             even = torch.full_like(found, 1 / self.classes)
             agree = labels_agree(counts, found)
             self._set_frequencies(torch.lerp(found, start, LABEL_SHARE) if agree else even)
+            self.guessed.fill_(not agree)
             return
+        self.guessed.fill_(True)
         left_out = [self._counted(self._reached(points, likely, ~p), likely) for p in self._label_parts()]
         same = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
         agreement = float(likely @ same / likely.sum().clamp_min(eq.TINY))
@@ -412,8 +420,18 @@ class PoolPrior(nn.Module):
         """How frequent the classes are in the in-class part of the pool; None: taken for equal.   (c,)"""
         return self.frequencies[0] if float(self.frequencies.sum()) > 0 else None
 
+    @property
+    def trained_class_prior(self) -> Tensor | None:
+        """The same as training knows it by now; None: taken for equal.   (c,)"""
+        return None if self.class_prior is None else self.trained
+
+    def follow(self, mean: Tensor, support: Support) -> None:
+        """Let frequencies that are a guess follow the mean prediction of a step.   mean (c,)"""
+        if self.guessed:
+            self.trained.copy_(followed(self.trained, mean, support))
+
     def estimated_class_prior(self) -> ClassPrior | None:
-        """The same with its intervals; None where classes are taken for equal."""
+        """Frequencies of the classes with intervals; None where they are taken for equal."""
         return None if self.class_prior is None else ClassPrior(*self.frequencies.cpu().unbind())
 
     @property

@@ -28,6 +28,7 @@ def in_blocks(rows: Tensor, size: int) -> Sequence[Tensor]:
 
 
 KEPT = 0.95  # share of the labeled points that the threshold takes for in-class
+MEMORY = 0.95  # of a guessed class prior, from one step to the next
 TYPICAL_PRIOR = 0.7  # prior that a labeled point gets from the nearest one of its class, by default
 # Embeddings of a class may shrink to a point; the prior must not become a step function.
 LEAST_PRIOR_TEMPERATURE = 0.01
@@ -78,8 +79,24 @@ def batch_class_prior(class_prior: Tensor | None, support: Support) -> Tensor | 
     """Frequencies of a batch's classes, in the order of its columns.   (all classes,)  ->  (c,) sums to 1"""
     if class_prior is None:
         return None
-    found = class_prior.to(support.labels)[support.classes[support.labels.argmax(dim=0)]]
+    found = class_prior.to(support.labels)[batch_classes(support)]
     return found / found.sum()
+
+
+def batch_classes(support: Support) -> Tensor:
+    """Number of the class of each column of the labels.   ->  (c,)"""
+    return support.classes[support.labels.argmax(dim=0)]
+
+
+def followed(class_prior: Tensor, mean: Tensor, support: Support) -> Tensor:
+    """Frequencies one step closer to the mean prediction: a running mean that starts as the guess.
+
+    me-max then keeps predictions from running away, and does not force them to be what the guess says.
+    class_prior (all classes,), mean (c,) of the classes in the batch  ->  (all classes,)
+    """
+    here = batch_classes(support)
+    before = class_prior[here]
+    return class_prior.index_put((here,), torch.lerp(before, before.sum() * mean, 1 - MEMORY))
 
 
 def anchor_predictions(

@@ -79,3 +79,4 @@ class Losses(NamedTuple):
     total: Tensor  # ()
     parts: Mapping[str, Tensor]  # each (), detached
     selected: Tensor | None = None  # (u,) weight of each unlabeled row in the loss, 0 to 1; None: all alike
+    mean: Tensor | None = None  # (c,) prediction of the rows on average, detached; None where nobody asks

@@ -88,6 +88,8 @@ class RoPAWS(JudgedMethod, RoPAWSObjective):
         with torch.no_grad():
             prior = self._batch_prior(model, batch, known)
         losses = self.losses([first, second, *crops], known, prior, self.trained_class_prior(model))
+        if self.prior == "pool" and losses.mean is not None:
+            pool_prior(model).follow(losses.mean, known.labeled)
         if isinstance(prior, float):
             parts = {**losses.parts, "prior_temperature": torch.tensor(prior)}
             losses = losses._replace(parts=parts)
@@ -102,8 +104,10 @@ class RoPAWS(JudgedMethod, RoPAWSObjective):
         return prior.estimated_share() if (prior := pool_prior(model)).fitted else None
 
     def trained_class_prior(self, model: nn.Module) -> Tensor | None:
-        """Frequencies that training keeps: with prior 'pool', those of the start."""
-        return pool_prior(model).class_prior if self.prior == "pool" else super().trained_class_prior(model)
+        """Frequencies that training keeps to; with prior 'pool', those of the start or what followed."""
+        if self.prior == "pool":
+            return pool_prior(model).trained_class_prior
+        return super().trained_class_prior(model)
 
     @property
     def weighs_entropy(self) -> bool:
