@@ -38,6 +38,7 @@ from ropaws.pool.sources import DataConfig, load_corpus
 SHARD = 10_000  # images of a tar file
 SIDE = 32  # pixels
 LABELS = 25  # of each class
+WITH_RUN = ("predict", "suggest", "explore")  # stages that need the run of train
 FEW = 10  # part of the shards that memory and time are compared with
 
 Measured = dict[str, float]
@@ -190,6 +191,9 @@ def main() -> None:
             if stage in kept and not options.again:
                 continue
             run = options.work / f"made-{size}" / "run"
+            if stage in WITH_RUN and not run.exists():
+                print(f"{count:,} {stage}: left out, as there is no run; measure train first", flush=True)
+                continue
             given = commands(options.work, size)
             kept[stage] = explore(run) if stage == "explore" else run_command(given[stage])
             kept[stage]["load_average"] = round(os.getloadavg()[0], 1)
