@@ -15,7 +15,7 @@ from torch import Tensor
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
-NOISE = 1.1  # distance to equal classes, in standard errors, up to which a pool is taken for balanced
+NOISE = 0.9  # distance to equal classes, in standard errors, up to which a pool is taken for balanced
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
 SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
