@@ -170,6 +170,14 @@ def test_every_label_is_left_out_once():
     assert (parts.sum(dim=0) == 1).all()
 
 
+def test_a_lone_label_says_nothing_of_frequencies():
+    prior = PoolPrior(8, 3, 60)
+    rows = RowPass(FeatureRows(torch.randn(60, 8, generator=torch.Generator().manual_seed(0))))
+    prior.fit(rows, torch.tensor([0]), torch.tensor([0]), class_prior="auto")
+    assert prior.class_prior.tolist() == pytest.approx([1 / 3] * 3)
+    assert prior.prior.isfinite().all()
+
+
 def test_labels_that_contradict_the_pool_are_no_sample_of_it():
     pool = torch.tensor([0.7, 0.2, 0.1])
     assert labels_agree(torch.tensor([14, 4, 2]), pool)

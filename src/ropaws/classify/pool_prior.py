@@ -382,7 +382,8 @@ class PoolPrior(nn.Module):
         same = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
         agreement = float(likely @ same / likely.sum().clamp_min(eq.TINY))
         right = expected_accuracy(agreement, float(self.confidence[0]), self.classes)
-        self._set_frequencies(shrunk(found, jackknife_error(torch.stack(left_out)), wrong=1 - right))
+        error = jackknife_error(torch.stack(left_out)) if left_out else math.inf
+        self._set_frequencies(shrunk(found, error, wrong=1 - right))
 
     def _counted(self, nearest: Tensor, inside: Tensor) -> Tensor:
         """Frequencies of the classes of points (n,) that are in-class as likely.   ->  (c,)"""
@@ -401,7 +402,9 @@ class PoolPrior(nn.Module):
         return heard.argmax(dim=1)
 
     def _label_parts(self) -> list[Tensor]:
-        """Parts of the labels with as equal a share of every class as can be.   ->  (l,) each"""
+        """Parts of the labels with as equal a share of every class as can be; of a lone label none."""
+        if len(self.labels) < 2:  # nothing would be left without it
+            return []
         by_class = self.labels.argsort(stable=True)
         parts = torch.zeros(
             min(PARTS, len(by_class)), len(by_class), dtype=torch.bool, device=by_class.device
