@@ -14,7 +14,8 @@ views, so that the ratio of supports to unlabeled images stays. ropaws has the s
 --from-scratch`. FIRST>SECOND has phases, as in `ropaws bench`.
 
 Every cell is a folder of runs below --work. It can be stopped at any time: the same command continues where
-the last checkpoint is. --share lets processes work side by side; --report only summarizes what is finished.
+the last checkpoint is. Cells of results/long_schedule.json are not run again, even without their folders.
+--share lets processes work side by side; --report only summarizes what is finished.
 Writes results/long_schedule.json after each cell, and docs/long_schedule.png.
 """
 
@@ -22,7 +23,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -269,10 +270,24 @@ def logged(rows: list[dict[str, float]], share: float) -> dict[str, float]:
     return found
 
 
+def published() -> dict[Cell, dict[str, Any]]:
+    """What earlier runs of this benchmark left, on this machine or another."""
+    path = Path(__file__).parent / "results/long_schedule.json"
+    rows = json.loads(path.read_text())["cells"] if path.exists() else []
+    return {cell_of(row): row for row in rows}
+
+
+def cell_of(row: dict[str, Any]) -> Cell:
+    return Cell(*(row[field.name] for field in fields(Cell)))
+
+
 def finished(work: Path) -> list[dict[str, Any]]:
     """In the order of the cells, with the mean in-domain weight of the first steps."""
-    rows = []
-    for path in (work / cell.name / RESULT for cell in cells()):
+    rows, before = [], published()
+    for cell in cells():
+        path = work / cell.name / RESULT
+        if not path.exists() and cell in before:
+            rows.append(before[cell])
         if path.exists():
             start = metrics(min(path.parent.glob("*/")))[:FIRST]
             weights = [step["selected"] for step in start if "selected" in step]
@@ -283,17 +298,18 @@ def finished(work: Path) -> list[dict[str, Any]]:
 
 def report(work: Path) -> None:
     """What is finished, and how far the others are."""
+    rows = finished(work)
+    left = [cell for cell in cells() if cell not in {cell_of(row) for row in rows}]
     begun = {
         cell.name: sum(len(metrics(path.parent)) for path in sorted((work / cell.name).glob(f"*/{METRICS}")))
-        for cell in cells()
-        if (work / cell.name).exists() and not (work / cell.name / RESULT).exists()
+        for cell in left
+        if (work / cell.name).exists()
     }
-    rows = finished(work)
     results = {
         "settings": {"backbone": "small", "batch": BATCH, "per_class": PER_CLASS},
         "cells": rows,
         "begun": begun,
-        "waiting": [cell.name for cell in cells() if not (work / cell.name).exists()],
+        "waiting": [cell.name for cell in left if cell.name not in begun],
     }
     write_results("long_schedule", results)
     if rows:
@@ -316,7 +332,8 @@ def main() -> None:
         report(options.work)
         return
     part, of = map(int, options.share.split("/"))
-    for cell in cells()[part - 1 :: of]:
+    before = published()
+    for cell in [cell for cell in cells() if cell not in before][part - 1 :: of]:
         path = options.work / cell.name / RESULT
         if path.exists() or (options.only and not any(word in cell.name for word in options.only)):
             continue
