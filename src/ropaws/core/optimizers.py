@@ -1,48 +1,44 @@
-"""The optimizers and their settings: LARS as in PAWS, SGD as in the FixMatch family, Adam for heads.
+"""The optimizers and their settings: LARS as in PAWS, SGD as in the FixMatch family, Adam for heads."""
 
-Adam is ours, without the second that torch's own takes to load the tracer of torch.compile.
-"""
-
+import inspect
 import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 
-class _WeightByWeight(torch.optim.Optimizer):
-    """An optimizer that changes one weight after another."""
+class _Untraced(torch.optim.Optimizer):
+    """An optimizer that does not load the tracer of torch.compile, which takes a second or more.
 
-    def __init__(self, params: Iterable[nn.Parameter] | Iterable[dict[str, Any]], **defaults: float) -> None:
-        _leave_out_tracer()
-        super().__init__(params, defaults)
+    torch's optimizers load it at first use, only to keep it away from these methods; none is traced here.
+    """
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, weight.grad, group)
-        return loss
-
-    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def __init__(self, params: ParamsT, *defaults: Any, **options: Any) -> None:
+        for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+            method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
+            if method is not None and "torch._dynamo" not in sys.modules:
+                method.__dict__.setdefault("__dynamo_disable", method)
+        super().__init__(params, *defaults, **options)
 
 
-class LARS(_WeightByWeight):
+class SGD(_Untraced, torch.optim.SGD):
+    """torch's own."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
+class Adam(_Untraced, torch.optim.Adam):
+    """torch's own."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+
+class LARS(_Untraced):
     """Layer-wise adaptive rates (You et al., 2017).
 
     update = rate (g + decay w),  rate = trust |w| / (|g| + decay |w| + eps)
@@ -59,7 +55,15 @@ class LARS(_WeightByWeight):
         trust: float = 0.001,
         eps: float = 1e-8,
     ) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, trust=trust, eps=eps)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
 
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         if weight.ndim > 1:
@@ -76,48 +80,6 @@ def _adapt(weight: Tensor, gradient: Tensor, decay: float, trust: float, eps: fl
     rate = trust * size / (slope + decay * size + eps)
     # A weight or gradient of zero gives no scale to go by: take the gradient as it is.
     return torch.where((size > 0) & (slope > 0), (gradient + decay * weight) * rate, gradient)
-
-
-class Adam(_WeightByWeight):
-    """Adam (Kingma and Ba, 2015): to the bit what torch.optim.Adam computes on one weight after another.
-
-    beta: share of the mean of gradients that is kept; 0.999 of that of their squares
-    """
-
-    def __init__(
-        self,
-        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
-        *,
-        lr: float,
-        beta: float = 0.9,
-        weight_decay: float = 0.0,
-    ) -> None:
-        super().__init__(params, lr=lr, beta=beta, beta2=0.999, weight_decay=weight_decay, eps=1e-8)
-
-    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, beta, beta2 = self.state[weight], group["beta"], group["beta2"]
-        if not state:
-            state |= {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
-            state["step"] = torch.tensor(0.0)  # a tensor, as all that a checkpoint keeps
-        state["step"] += 1
-        count = float(state["step"])
-        if group["weight_decay"]:
-            gradient = gradient.add(weight, alpha=group["weight_decay"])
-        mean = state["exp_avg"].lerp_(gradient, 1 - beta)
-        square = state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        scale = (square.sqrt() / math.sqrt(1 - beta2**count)).add_(group["eps"])
-        weight.addcdiv_(mean, scale, value=-group["lr"] / (1 - beta**count))
-
-
-def _leave_out_tracer() -> None:
-    """Save the second or more that loading torch.compile's tracer takes.
-
-    torch's optimizers load it at first use, only to keep it away from these methods; none is traced here.
-    """
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None and "torch._dynamo" not in sys.modules:
-            method.__dict__.setdefault("__dynamo_disable", method)
 
 
 def warmup_cosine(step: int, *, peak: float, start: float, end: float, warmup: int, total: int) -> float:
@@ -182,8 +144,8 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
     ]
     if config.name == "adam":
-        return Adam(groups, lr=config.start, beta=config.momentum)
-    return torch.optim.SGD(groups, lr=config.start, momentum=config.momentum, nesterov=config.momentum > 0)
+        return Adam(groups, lr=config.start, betas=(config.momentum, 0.999))
+    return SGD(groups, lr=config.start, momentum=config.momentum, nesterov=config.momentum > 0)
 
 
 def learning_rate(config: OptimConfig, steps: int) -> Callable[[int], float]:
