@@ -18,8 +18,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from rich.console import Console
 
-from ropaws.core.files import read_json, write_json
-from ropaws.core.locks import locked
+from ropaws.core.files import locked, read_json, write_json
 from ropaws.core.terminal import Terminal, watch_files
 from ropaws.embedding.embedder import Embedder
 from ropaws.embedding.frozen_features import Embedding

@@ -14,7 +14,7 @@ import pytest
 
 from ropaws.bench.bench import Bench, run_bench
 from ropaws.cli.main import main
-from ropaws.core.locks import LOCK, LockedError, locked
+from ropaws.core.files import LOCK, LockedError, locked
 from ropaws.run.config import to_json
 from tests import tiny
 from tests.photos import fails
@@ -22,7 +22,7 @@ from tests.photos import fails
 HOLD = """
 import sys, time
 from pathlib import Path
-from ropaws.core.locks import locked, locked_file
+from ropaws.core.files import locked, locked_file
 with (locked_file if sys.argv[2] == "file" else locked)(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -181,7 +181,7 @@ def test_two_calls_do_not_sort_into_one_folder_at_the_same_time(trained, tmp_pat
     command = ["predict", run, image, "--out", tmp_path / "l.csv", "--move-to", tmp_path / "sorted"]
     (tmp_path / "sorted").mkdir()
     holder = subprocess.Popen(
-        [sys.executable, "-c", "import sys, pathlib; from ropaws.core.locks import locked\n"
+        [sys.executable, "-c", "import sys, pathlib; from ropaws.core.files import locked\n"
          "with locked(pathlib.Path(sys.argv[1])): print(flush=True); sys.stdin.read()", tmp_path / "sorted"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip

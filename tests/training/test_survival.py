@@ -16,8 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 
 import ropaws
 import ropaws.run.train as training
-from ropaws.core.files import read_json, write_json
-from ropaws.core.locks import LOCK
+from ropaws.core.files import LOCK, read_json, write_json
 from ropaws.core.optimizers import LARS
 from ropaws.core.records import Batch, Losses
 from ropaws.core.run_layout import FORMAT

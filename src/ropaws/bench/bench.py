@@ -28,7 +28,7 @@ from ropaws.bench.results import REFERENCE, RESULTS, BenchResults, open_folder, 
 from ropaws.bench.workers import run_all, stopped_like_ctrl_c
 from ropaws.classify import head
 from ropaws.core.cores import available_cores
-from ropaws.core.locks import locked
+from ropaws.core.files import locked
 from ropaws.core.run_layout import REPORT
 from ropaws.core.terminal import duration, tell
 from ropaws.methods import import_method

@@ -8,7 +8,7 @@ import tyro
 from rich.table import Table
 
 from ropaws.cli.parsing import parse, run_of
-from ropaws.core.locks import locked_file
+from ropaws.core.files import locked_file
 from ropaws.core.run_layout import CARD
 from ropaws.core.terminal import Terminal, cell, counted, say
 from ropaws.pool.datasets.feature_file import FeatureTable

@@ -20,10 +20,9 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from ropaws.core.features import Features, SeveralKinds
-from ropaws.core.files import check_out_folder, read_json, replacing, write_json
+from ropaws.core.files import check_out_folder, locked_file, read_json, replacing, write_json
 from ropaws.core.hardware import choose_device, choose_precision, half_type
 from ropaws.core.labels import class_names_of, label_codes
-from ropaws.core.locks import locked_file
 from ropaws.core.terminal import Terminal, watch_files
 from ropaws.embedding.backbones import (
     PRETRAINED,

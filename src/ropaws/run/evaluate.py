@@ -17,9 +17,8 @@ from ropaws.classify.logistic import fit_logistic
 from ropaws.classify.propagation import choose_voters, pool_posterior
 from ropaws.classify.soft_nn import leave_one_out, max_similarity
 from ropaws.core.features import main_points
-from ropaws.core.files import refuse_link, write_json
+from ropaws.core.files import locked, refuse_link, write_json
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED, nearest
-from ropaws.core.locks import locked
 from ropaws.core.records import Outputs
 from ropaws.core.run_layout import CONFIG, EVALUATION, GALLERY, MODEL, SPLIT, SUPERVISED, WITHOUT_EFFECT
 from ropaws.insight.accuracy_estimate import binomial_interval

@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ropaws.core.files import refuse_link, write_json
-from ropaws.core.locks import locked
+from ropaws.core.files import locked, refuse_link, write_json
 from ropaws.core.randomness import FINE_TUNE, SupportConfig, generator, steps_per_epoch
 from ropaws.core.run_layout import FINETUNE_RESULTS, FINETUNED, LINEAR, LINEAR_RESULTS, MODEL, SPLIT
 from ropaws.core.terminal import watch_files

@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ropaws.core.files import check_out_folder, write_json
+from ropaws.core.files import check_out_folder, locked, write_json
 from ropaws.core.labels import OUT_OF_CLASS_NAME
-from ropaws.core.locks import locked
 from ropaws.core.terminal import watch_files
 from ropaws.insight.neighbors import NEEDS_FAISS, PoolMap, can_search, pool_map
 from ropaws.pool.content import ImageRef, Unreadable

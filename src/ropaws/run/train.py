@@ -26,7 +26,7 @@ from ropaws.core.distributed import (
     planned_place,
     wait_for_all,
 )
-from ropaws.core.files import read_json, refuse_link, write_json
+from ropaws.core.files import locked, read_json, refuse_link, write_json
 from ropaws.core.hardware import (
     LoadWatch,
     Precision,
@@ -36,7 +36,6 @@ from ropaws.core.hardware import (
     threads_for,
 )
 from ropaws.core.labels import OUT_OF_CLASS_NAME
-from ropaws.core.locks import locked
 from ropaws.core.optimizers import learning_rate
 from ropaws.core.run_layout import (
     CHECKPOINT,
