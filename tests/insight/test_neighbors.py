@@ -77,6 +77,20 @@ def test_boxes_that_are_far_apart_are_not_compared(monkeypatch):
     assert compared < 256 * 256 / 4  # of half of all pairs: each is looked at once
 
 
+def test_of_many_rows_an_index_finds_nearly_all_near_duplicates(monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(neighbors, "EXACT", 100)
+    monkeypatch.setattr(neighbors, "_groups_by_boxes", None)
+    points = clouds(700, copies=3, noise=0.03)
+    group = near_duplicates(points)
+    assert (group >= 0).mean() > 0.97  # each row has two others that are like it
+    rows = torch.nn.functional.normalize(points, dim=1)
+    members = np.flatnonzero(group >= 0)
+    assert ((rows[members] * rows[group[members]]).sum(dim=1) > neighbors.ALIKE - 1e-3).all()
+    copies = near_duplicates(torch.ones(3000, 16))
+    assert (copies == 0).all()
+
+
 @pytest.mark.parametrize("copies", [0, 1, 2, 3000])
 def test_a_thousand_copies_are_one_group(copies):
     found = near_duplicates(torch.ones(copies, 16))

@@ -18,6 +18,8 @@ EXACT = 100_000  # rows up to which all pairs are compared for neighbors; an ind
 LISTS = 4  # of the index, times the square root of the number of rows
 TRAINED_WITH = 40  # rows for each list of the index
 PROBED = 32  # lists that a query looks into
+PROBED_FOR_ALIKE = 4  # lists for near duplicates, which are seldom in another list
+LEADERS = 256  # rows that look for their near duplicates at a time
 RECALL_ROWS = 200  # whose neighbors are also found exactly, to state what share the index finds
 NEEDS_FAISS = f"above {EXACT:,} images neighbors need an index; pip install 'ropaws[index]'"
 
@@ -62,17 +64,42 @@ def other_neighbors(points: Tensor, count: int) -> OtherNeighbors:
         ValueError: There are more rows, and no faiss.
     """
     count = min(count, len(points) - 1)
-    rows, numbers = F.normalize(points, dim=1), torch.arange(len(points))
-    if len(rows) <= EXACT:
-        return OtherNeighbors(*_without_itself(nearest(rows, rows, count + 1), numbers), recall=1.0)
-    index = _index(rows)
-    parts = [index.search(part.numpy(), count + 1) for part in rows.split(TILE)]
-    similarity, position = (torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True))
-    found = _without_itself(Neighbors(similarity, position), numbers)
-    sample = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:RECALL_ROWS]
-    true = _without_itself(nearest(rows[sample], rows, count + 1), sample)
-    same = (found.position[sample][:, :, None] == true.position[:, None]).any(dim=1)
-    return OtherNeighbors(*found, recall=float(same.float().mean()))
+    if len(points) <= EXACT:
+        rows = F.normalize(points, dim=1)
+        itself = torch.arange(len(rows))
+        return OtherNeighbors(*_without_itself(nearest(rows, rows, count + 1), itself), recall=1.0)
+    index, found = _index(points, PROBED), []
+    for rows, numbers in _unit_parts(points):
+        near = Neighbors(*map(torch.from_numpy, index.search(rows.numpy(), count + 1)))
+        found.append(_without_itself(near, numbers))
+    similarity, position = (torch.cat(part) for part in zip(*found, strict=True))
+    sample = _drawn(len(points), RECALL_ROWS)
+    true = _without_itself(_nearest_in_parts(points[sample], points, count + 1), sample)
+    same = (position[sample][:, :, None] == true.position[:, None]).any(dim=1)
+    return OtherNeighbors(similarity, position, recall=float(same.float().mean()))
+
+
+def _unit_parts(points: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Unit rows and their numbers, a part at a time: the points may be a file on disk."""
+    for numbers in torch.arange(len(points)).split(TILE):
+        yield F.normalize(points[numbers[0] : numbers[-1] + 1], dim=1), numbers
+
+
+def _nearest_in_parts(queries: Tensor, points: Tensor, count: int) -> Neighbors:
+    """As nearest, of rows of any length, with a part of the points in memory at a time."""
+    queries = F.normalize(queries, dim=1)
+    best = Neighbors(queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long))
+    for rows, numbers in _unit_parts(points):
+        found = nearest(queries, rows, count)
+        similarity = torch.cat([best.similarity, found.similarity], dim=1)
+        position = torch.cat([best.position, numbers[found.position]], dim=1)
+        similarity, order = similarity.topk(min(count, similarity.shape[1]), dim=1)
+        best = Neighbors(similarity, position.gather(1, order))
+    return best
+
+
+def _drawn(count: int, most: int) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most]
 
 
 def _without_itself(found: Neighbors, queries: Tensor) -> Neighbors:
@@ -84,20 +111,19 @@ def _without_itself(found: Neighbors, queries: Tensor) -> Neighbors:
     return Neighbors(*(part[~drop].reshape(rows, wider - 1) for part in found))
 
 
-def _index(rows: Tensor) -> Any:
-    """Rows in lists of alike ones, in half precision; a query looks into the lists that are most like it."""
+def _index(points: Tensor, probed: int) -> Any:
+    """Rows in lists of alike ones, in half precision; a query looks into `probed` lists most like it."""
     try:
         import faiss
     except ImportError:
         raise ValueError(NEEDS_FAISS) from None
     faiss.omp_set_num_threads(torch.get_num_threads())
-    lists = round(LISTS * math.sqrt(len(rows)))
-    index: Any = faiss.index_factory(rows.shape[1], f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
-    index.nprobe = PROBED
-    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[: TRAINED_WITH * lists]
-    index.train(rows[chosen].numpy())
-    for part in rows.split(EXACT):
-        index.add(part.numpy())
+    lists = round(LISTS * math.sqrt(len(points)))
+    index: Any = faiss.index_factory(points.shape[1], f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index.nprobe = probed
+    index.train(F.normalize(points[_drawn(len(points), TRAINED_WITH * lists)], dim=1).numpy())
+    for rows, _ in _unit_parts(points):
+        index.add(rows.numpy())
     return index
 
 
@@ -105,19 +131,41 @@ def near_duplicates(points: Tensor) -> NDArray[np.int32]:
     """Groups of rows whose cosine to one row of the group, its leader, is at least ALIKE.   (n, d)  ->  (n,)
 
     The number of a group is the row of its leader, -1 for rows without near duplicates. A row that has joined
-    a group looks for no others: a thousand copies are found by the first. No pair is missed: rows are sorted
-    into boxes of alike ones, boxes that are too far apart are not compared, and in the first dimensions alone
-    two rows are no farther apart than in all of them. Fastest where the first dimensions hold the most.
+    a group looks for no others: a thousand copies are found by the first. Up to EXACT rows, or without faiss,
+    no pair is missed; above that an index misses a few (benchmarks/near_duplicates.py says how many).
     """
-    if len(points) == 0:
-        return np.empty(0, np.int32)
+    group = torch.full((len(points),), -1)
+    if len(points) > EXACT and can_search(len(points)):
+        _groups_by_index(points, group)
+    elif len(points):
+        _groups_by_boxes(points, group)
+    return group.numpy().astype(np.int32)
+
+
+def _groups_by_index(points: Tensor, group: Tensor) -> None:
+    """As near_duplicates, in place; a row is compared with the lists that are most like it."""
+    index = _index(points, PROBED_FOR_ALIKE)
+    for part in torch.arange(len(points)).split(LEADERS):
+        rows = part[group[part] < 0]
+        if len(rows) == 0:
+            continue
+        ends, _, found = index.range_search(F.normalize(points[rows], dim=1).numpy(), ALIKE)
+        for number in np.flatnonzero(np.diff(ends) > 1).tolist():
+            near = torch.from_numpy(found[int(ends[number]) : int(ends[number + 1])])
+            _join(group, rows[number], near[near != rows[number]])
+
+
+def _groups_by_boxes(points: Tensor, group: Tensor) -> None:
+    """As near_duplicates, in place. No pair is missed: rows are sorted into boxes of alike ones, boxes that
+    are too far apart are not compared, and in the first dimensions alone two rows are no farther apart than
+    in all of them. Fastest where the first dimensions hold the most.
+    """
     lengths = points.norm(dim=1).clamp_min(torch.finfo(points.dtype).tiny)
     sketch = points[:, :SKETCH] / lengths[:, None]
     boxes = _Boxes(sketch)
     # |a - b|^2 <= 2 - 2 ALIKE as one product: a b - |a|^2 / 2 - |b|^2 / 2 >= ALIKE - 1.
     half = sketch.square().sum(dim=1, keepdim=True) / 2
     left, right = (torch.cat([sketch, *ends], dim=1) for ends in ((-half, half**0), (half**0, -half)))
-    group = torch.full((len(points),), -1)
     for part, others in boxes.near(2 - 2 * ALIKE):
         rows = part[group[part] < 0]
         for columns in others[group[others] < 0].split(TILE):
@@ -126,8 +174,9 @@ def near_duplicates(points: Tensor) -> NDArray[np.int32]:
                 continue
             near = near >= ALIKE - 1 - ROUNDING
             near &= boxes.rank[rows][:, None] < boxes.rank[columns]  # each pair once
-            _gather(group, rows, columns, _alike(points, lengths, rows, columns, near))
-    return group.numpy().astype(np.int32)
+            alike = _alike(points, lengths, rows, columns, near)
+            for number in alike.any(dim=1).nonzero().squeeze(1).tolist():
+                _join(group, rows[number], columns[alike[number]])
 
 
 class _Boxes:
@@ -173,14 +222,10 @@ def _alike(points: Tensor, lengths: Tensor, rows: Tensor, columns: Tensor, near:
     return near
 
 
-def _gather(group: Tensor, rows: Tensor, columns: Tensor, alike: Tensor) -> None:
-    """Rows that are in no group, or lead one, take those that are like them and in none."""
-    for number in alike.any(dim=1).nonzero().squeeze(1).tolist():
-        leader = rows[number]
-        if group[leader] not in (-1, leader):
-            continue
-        found = columns[alike[number]]
-        found = found[group[found] < 0]
+def _join(group: Tensor, leader: Tensor, alike: Tensor) -> None:
+    """A row that is in no group, or leads one, takes those that are like it and in none."""
+    if group[leader] in (-1, leader):
+        found = alike[group[alike] < 0]
         if len(found):
             group[leader] = leader
             group[found] = leader
