@@ -316,7 +316,11 @@ class PoolPrior(nn.Module):
             self._estimate_frequencies(own[where.cpu()])
         self.trained.copy_(self.frequencies[0])
         curve, scores = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
-        self.prior.copy_(self._answered(curve(scores), lambda: pool.map(self._votes)))
+
+        def votes() -> Tensor:
+            return pool.map(lambda part: self._votes(self.project(part)))
+
+        self.prior.copy_(self._answered(curve(scores), votes))
         self.prior[where.to(self.prior.device)] = 1.0
         self.prior[apart.to(self.prior.device)] = 0.0
 
@@ -476,10 +480,14 @@ class PoolPrior(nn.Module):
 
     def forward(self, features: Tensor) -> Judgment:
         """Judge rows as if they were not among the training rows.   (n, feature_dims)  ->  (n,) each"""
-        score = self.score(features)
+        return self._judged(self.project(features))
+
+    def _judged(self, points: Tensor) -> Judgment:
+        """points (n, d) projected rows  ->  (n,) each"""
+        score = self._score(evidence(points, self._known))
         curve = PriorCurve(*self.curve.tolist())
         prior = around_border(curve(score), float(curve(self.border)))
-        return Judgment(self._answered(prior, lambda: self._votes(features)), score)
+        return Judgment(self._answered(prior, lambda: self._votes(points)), score)
 
     def outputs(self, embedding: Tensor, near: Tensor, features: Tensor, *, share: float) -> Outputs:
         """The answer for rows: classes by their neighbors and by logistic regression, in-class by the pool.
@@ -487,8 +495,9 @@ class PoolPrior(nn.Module):
         embedding (n, d) and near (n, c) probabilities of a soft nearest-neighbor classifier, features
         (n, feature_dims) of the same rows; share of logistic regression
         """
-        probs = mixed_probs(near, self.log_probs(features), share, self.confidence_temperature)
-        return Outputs(embedding, probs, *self(features))
+        points = self.project(features)
+        probs = mixed_probs(near, self._log_probs(points), share, self.confidence_temperature)
+        return Outputs(embedding, probs, *self._judged(points))
 
     def _answered(self, prior: Tensor, votes: Callable[[], Tensor]) -> Tensor:
         """The prior, with the votes of the answers where some of them are out-of-class.   (n,)  ->  (n,)"""
@@ -498,13 +507,9 @@ class PoolPrior(nn.Module):
         before = torch.lerp(torch.full_like(prior, (inside + 1) / (answers + 2)), prior, POOL_SHARE)
         return with_votes(votes().to(prior), before)
 
-    def _votes(self, features: Tensor) -> Tensor:
-        """Votes for a class and all votes.   (n, feature_dims)  ->  (n, 2)"""
-        return answer_votes(self.project(features), self.labeled, self.outside, self.typical)
-
-    def score(self, features: Tensor) -> Tensor:
-        """How much images look in-class, unbounded.   (n, feature_dims)  ->  (n,)"""
-        return self._score(evidence(self.project(features), self._known))
+    def _votes(self, points: Tensor) -> Tensor:
+        """Votes for a class and all votes.   (n, d)  ->  (n, 2)"""
+        return answer_votes(points, self.labeled, self.outside, self.typical)
 
     def log_probs(self, features: Tensor) -> Tensor:
         """Of the classes, by the features alone.   (n, feature_dims)  ->  (n, c)"""
