@@ -3,8 +3,8 @@
 python benchmarks/million.py [--images 1000000] [--work FOLDER] [--only STAGE ...] [--of few many] [--again]
 
 JPEGs of 32 pixels are generated from the embedded garments (shifted, in another light, with noise) and
-written to tar shards of 10,000. A small convolutional network with random weights gives the features of the
-center view: time and memory count here, accuracy does not. Each command runs as a person runs it, over a tenth of the shards
+written to tar shards of 10,000. A small convolutional network with random weights gives the features: time
+and memory count here, accuracy does not. Each command runs as a person runs it, over a tenth of the shards
 and over all. Memory is that of the command with all its worker processes, sampled while they run (pages that
 processes share count in each, and so do pages of memory-mapped files). `explore` is started, asked for its
 page, and ended when its map is drawn and near duplicates are found. It can be interrupted: what
@@ -106,9 +106,9 @@ def commands(work: Path, size: str) -> dict[str, list[object]]:
     train = ("--labeled", labeled, "--unlabeled", shards, *network, "--data.feature-cache", cache)
     return {
         "check": ["check", "--labeled", labeled, "--unlabeled", shards],
-        "embed": ["embed", shards, "--labeled", labeled, *network, "--views", 0, "--cache", cache,
+        "embed": ["embed", shards, "--labeled", labeled, *network, "--cache", cache,
                   "--out", made / "features.npz"],
-        "train": ["train", *train, "--model.frozen-views", 0, "--out", run, "--no-report"],
+        "train": ["train", *train, "--out", run, "--no-report"],
         "predict": ["predict", run, shards, "--out", made / "labels.parquet"],
         "suggest": ["suggest", run, "--pool", "0", "--n", "50"],
     }  # fmt: skip

@@ -25,6 +25,7 @@ from ropaws.embedding.embedder import (
 )
 from ropaws.embedding.pretrained import LITE, NETWORKS, Network, best_at_hand, weights_at_hand
 from ropaws.embedding.timm_backbone import TIMM
+from ropaws.pool.content import remedies
 from ropaws.pool.listing import Pool
 from ropaws.scale import FeatureMaker, RayOptions, check_parts_folder, write_parts
 
@@ -100,8 +101,9 @@ def _summarize(out: Path, found: Embedded, tested: Embedded | None) -> None:
     size = sum(part.size for part in parts) / 2**20
     dims = found.rows.shape[1]
     say(f"{out}: {dims} features of {images} by {found.facts['backbone']}, {size:,.1f} MB")
-    if unreadable := sum(len(part.unreadable) for part in parts):
-        say(f"Left out: {counted(unreadable, 'unreadable image')}, listed in {out}.json", error=True)
+    if unreadable := [item.reason for part in parts for item in part.unreadable]:
+        how_many = counted(len(unreadable), "unreadable image")
+        say(f"Left out: {how_many}, listed in {out}.json{remedies(unreadable)}", error=True)
 
 
 @dataclass(frozen=True)

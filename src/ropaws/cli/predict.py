@@ -11,6 +11,7 @@ from ropaws.cli.parsing import parse, run_of
 from ropaws.core.files import locked_file
 from ropaws.core.run_layout import CARD
 from ropaws.core.terminal import Terminal, cell, counted, say
+from ropaws.pool.content import remedies
 from ropaws.pool.datasets.feature_file import FeatureTable
 from ropaws.run.label_files import PredictSettings, label_files
 from ropaws.run.output_formats import FormatName
@@ -92,7 +93,8 @@ def predict(arguments: list[str]) -> None:
     Terminal().print(table)
     if summary.unreadable:
         unreadable = counted(len(summary.unreadable), "unreadable image")
-        say(f"Left out: {unreadable}, listed in {command.out}.json", error=True)
+        need = remedies(item.reason for item in summary.unreadable)
+        say(f"Left out: {unreadable}, listed in {command.out}.json{need}", error=True)
 
 
 def _predict_with_ray(command: Predict) -> None:

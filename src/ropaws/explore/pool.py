@@ -1,7 +1,7 @@
 """What is explored: images, their features, and the labels that they came with."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from torch import Tensor
 from ropaws.classify import head
 from ropaws.core.features import FeatureRows, Features, main_directions, principal_components
 from ropaws.core.labels import OUT_OF_CLASS_NAME
+from ropaws.core.terminal import counted
 from ropaws.embedding.embedder import Embedder, open_images
 from ropaws.explore.images import ArrayImages, ListedImages, ShownImages
+from ropaws.pool.content import remedies
 from ropaws.pool.corpus import ImageStack, pixels_of
 from ropaws.pool.remote import absolute_source
 from ropaws.run.outputs import readable_among
@@ -45,7 +47,7 @@ class Pool:
     labels: dict[str, str]  # class of each labeled image, by name
     sources: tuple[Path, ...] = ()  # what training may read as unlabeled; none where they are not files
     outputs: RunOutputs | None = None
-    unreadable: int = 0
+    unreadable: str = ""  # a line about images that were left out
     init: tuple[str, ...] = ()  # options of `ropaws train` for the same network
     outside: tuple[str, ...] = ()  # names of images that came as out-of-class
 
@@ -90,7 +92,7 @@ def pool_of_sources(
         labels=named,
         outside=outside,
         sources=tuple(map(absolute_source, unlabeled)) if listing.are_files else (),
-        unreadable=len(embedded.unreadable),
+        unreadable=_left_out(item.reason for item in embedded.unreadable),
         init=_train_options(embedded.facts),
     )
 
@@ -133,8 +135,14 @@ def pool_of_run(run: Run) -> Pool:
         outside=tuple(images.names[place[row]] for row in corpus.outside.tolist() if row in place),
         sources=tuple(map(absolute_source, run.config.data.unlabeled)),
         outputs=RunOutputs(outputs.probs.numpy(), outputs.in_domain.numpy(), run.threshold),
-        unreadable=len(everything) - len(kept),
+        unreadable=_left_out([""] * (len(everything) - len(kept))),
     )
+
+
+def _left_out(reasons: Iterable[str]) -> str:
+    if not (found := list(reasons)):
+        return ""
+    return f"{counted(len(found), 'image')} cannot be read, so left out{remedies(found)}"
 
 
 def in_main_directions(features: Features, rows: Tensor) -> Tensor:

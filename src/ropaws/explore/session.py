@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ropaws.core.files import make_folder
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
-from ropaws.core.terminal import counted
 from ropaws.explore import fitting, layout
 from ropaws.explore.answer_log import (
     MOST_CLASSES,
@@ -79,7 +78,7 @@ class Session:
         self.error: str | None = None
         self.failures = 0  # the page says an error that comes again
         self.table_error: str | None = None
-        self.notice: str | None = " ".join(self.log.notices) or self._unreadable()
+        self.notice: str | None = " ".join(self.log.notices) or pool.unreadable or None
         if pool.foreign:
             shown = f"Predictions are those of {pool.foreign} until you refit"
             self.notice = ". ".join(filter(None, (self.notice, shown)))
@@ -101,10 +100,6 @@ class Session:
     @property
     def answers(self) -> Answers:
         return self.log.answers
-
-    def _unreadable(self) -> str | None:
-        count = self.pool.unreadable
-        return f"{counted(count, 'image')} cannot be read, so left out" if count else None
 
     def _take_over(self) -> None:
         """The labels that images come with become entries of the log, unless it knows these images."""

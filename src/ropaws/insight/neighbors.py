@@ -15,10 +15,7 @@ from ropaws import equations as eq
 
 BLOCK_BYTES = 1 << 27
 EXACT = 100_000  # rows up to which all pairs are compared for neighbors; an index is for more
-LISTS = 4  # of the index, times the square root of the number of rows
 TRAINED_WITH = 40  # rows for each list of the index
-PROBED = 32  # lists that a query looks into
-PROBED_FOR_ALIKE = 4  # lists for near duplicates, which are seldom in another list
 LEADERS = 256  # rows that look for their near duplicates at a time
 RECALL_ROWS = 200  # whose neighbors are also found exactly, to state what share the index finds
 NEEDS_FAISS = f"above {EXACT:,} images neighbors need an index; pip install 'ropaws[index]'"
@@ -27,6 +24,16 @@ ALIKE = 0.985  # cosine from which on two images are near duplicates
 SKETCH = 32  # dimensions in which candidates are found
 LEAF, TILE = 512, 2048  # rows that are compared with so many others at a time
 ROUNDING = 1e-5  # of products in float32
+
+
+class Lists(NamedTuple):
+    """How an index is cut into lists of alike rows."""
+
+    count: int  # times the square root of the number of rows
+    probed: int  # that a query looks into
+
+
+FOR_NEIGHBORS, FOR_ALIKE = Lists(4, 32), Lists(2, 4)  # near duplicates are seldom in another list
 
 
 class Neighbors(NamedTuple):
@@ -68,7 +75,7 @@ def other_neighbors(points: Tensor, count: int) -> OtherNeighbors:
         rows = F.normalize(points, dim=1)
         itself = torch.arange(len(rows))
         return OtherNeighbors(*_without_itself(nearest(rows, rows, count + 1), itself), recall=1.0)
-    index, found = _index(points, PROBED), []
+    index, found = _index(points, FOR_NEIGHBORS), []
     for rows, numbers in _unit_parts(points):
         near = Neighbors(*map(torch.from_numpy, index.search(rows.numpy(), count + 1)))
         found.append(_without_itself(near, numbers))
@@ -111,17 +118,17 @@ def _without_itself(found: Neighbors, queries: Tensor) -> Neighbors:
     return Neighbors(*(part[~drop].reshape(rows, wider - 1) for part in found))
 
 
-def _index(points: Tensor, probed: int) -> Any:
-    """Rows in lists of alike ones, in half precision; a query looks into `probed` lists most like it."""
+def _index(points: Tensor, lists: Lists) -> Any:
+    """Rows in lists of alike ones, in half precision; a query looks into the lists that are most like it."""
     try:
         import faiss
     except ImportError:
         raise ValueError(NEEDS_FAISS) from None
     faiss.omp_set_num_threads(torch.get_num_threads())
-    lists = round(LISTS * math.sqrt(len(points)))
-    index: Any = faiss.index_factory(points.shape[1], f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
-    index.nprobe = probed
-    index.train(F.normalize(points[_drawn(len(points), TRAINED_WITH * lists)], dim=1).numpy())
+    count = round(lists.count * math.sqrt(len(points)))
+    index: Any = faiss.index_factory(points.shape[1], f"IVF{count},SQfp16", faiss.METRIC_INNER_PRODUCT)
+    index.nprobe = lists.probed
+    index.train(F.normalize(points[_drawn(len(points), TRAINED_WITH * count)], dim=1).numpy())
     for rows, _ in _unit_parts(points):
         index.add(rows.numpy())
     return index
@@ -144,7 +151,7 @@ def near_duplicates(points: Tensor) -> NDArray[np.int32]:
 
 def _groups_by_index(points: Tensor, group: Tensor) -> None:
     """As near_duplicates, in place; a row is compared with the lists that are most like it."""
-    index = _index(points, PROBED_FOR_ALIKE)
+    index = _index(points, FOR_ALIKE)
     for part in torch.arange(len(points)).split(LEADERS):
         rows = part[group[part] < 0]
         if len(rows) == 0:

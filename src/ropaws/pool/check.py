@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.terminal import shown_path
-from ropaws.pool.content import ImageRef, UnreadableError, image_size, one_line_errors, read_content
+from ropaws.pool.content import (
+    ImageRef,
+    UnreadableError,
+    image_size,
+    one_line_errors,
+    read_content,
+    remedies,
+)
 from ropaws.pool.decoding import decode_content, in_workers
 from ropaws.pool.listing import Pool
 
@@ -162,8 +169,9 @@ class Findings:
         return [*self.left_out, *self._about_images(), *self._about_classes()]
 
     def _about_images(self) -> Iterator[str]:
+        need = remedies(reason for _, reason in self.unreadable)
         for found, words in (
-            (self.unreadable, "that cannot be read, so not counted; copy anew or remove"),
+            (self.unreadable, f"that cannot be read, so not counted; copy anew or remove{need}"),
             (self.too_small, f"smaller than {SMALLEST} px, which shows little; replace or remove"),
             (self.odd_sizes, "unlike all the others in size; look whether they belong here"),
             (self.duplicates, "with the same pixels; keep one of each"),

@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -36,11 +36,13 @@ class Encoded(NamedTuple):
 
 ImageRef = Path | ArrayRow | DatasetRow | TarMember | ParquetRow | RemoteImage | Encoded
 
-# As Pillow names them: AVIF where it was built with it, HEIF with the extra of that name. Pillow knows dozens
+# As Pillow names them: AVIF where it was built with it, HEIF with the extra `heic`. Pillow knows dozens
 # more: some start programs (PostScript), some take memory by the gigabyte before anyone can ask for the size
 # (ICO, FITS).
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "HEIF")
-HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
+BRANDS = dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx"), "HEIF")
+BRANDS |= dict.fromkeys((b"avif", b"avis"), "AVIF")
+REMEDY = "needs pip install 'ropaws[heic]'"
 SIGNATURE = 16  # bytes from which Pillow's plug-ins recognize their files
 DRAFTED = 3  # times as many pixels as others may an image have that is decoded at a smaller size
 KEY_BYTES = 16
@@ -194,10 +196,17 @@ def _refusal(start: bytes) -> str:
     damaged = next((name for name in found if name in read), None)
     if damaged is not None:
         return f"a damaged {damaged} file"
-    if start[4:8] == b"ftyp" and start[8:12] in HEIF_BRANDS and "HEIF" not in read:
-        return "a HEIF file, which needs pip install 'ropaws[heif]'"
+    brand = BRANDS.get(start[8:12]) if start[4:8] == b"ftyp" else None
+    if brand is not None and brand not in read:
+        return f"a file of format {brand}, which {REMEDY}"
     what = f"a file of format {found[0]}" if found else "not an image"
     return f"{what}; the formats that are read are {', '.join(read)}"
+
+
+def remedies(reasons: Iterable[str]) -> str:
+    """How many unreadable images need an extra that is not installed, as the end of a line about all."""
+    count = sum(REMEDY in reason for reason in reasons)
+    return f"; {count:,} of them {REMEDY.replace('needs', 'need') if count > 1 else REMEDY}" if count else ""
 
 
 def _accepts(name: str, start: bytes) -> bool:

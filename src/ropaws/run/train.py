@@ -50,7 +50,7 @@ from ropaws.core.terminal import Terminal, counted, tell, watch_files
 from ropaws.embedding.backbones import check_model, view_sizes
 from ropaws.methods import encoder_of, method_name
 from ropaws.pool.augment import Normalization
-from ropaws.pool.content import named_keys
+from ropaws.pool.content import named_keys, remedies
 from ropaws.pool.corpus import Corpus, ImageFiles, Images, ImageStack
 from ropaws.pool.sources import DataConfig, load_corpus
 from ropaws.run.config import (
@@ -177,7 +177,8 @@ def train(
                 _start_folder(run, config, state, choices, at)
             if state.corpus.unreadable:
                 unreadable = f"{counted(len(state.corpus.unreadable), 'unreadable image')} left out"
-                console.print(f"{unreadable}, listed in {run / UNREADABLE}")
+                need = remedies(reason for _, reason in state.corpus.unreadable)
+                console.print(f"{unreadable}, listed in {run / UNREADABLE}{need}", markup=False)
             _fit(run, config, state, console, in_class=inputs.in_class)
     return run
 

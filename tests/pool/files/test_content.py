@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image
 
+from ropaws.cli.main import main
 from ropaws.explore.images import ListedImages
 from ropaws.pool import content as module
 from ropaws.pool.array_files import list_arrays
 from ropaws.pool.check import check_data, look_at
 from ropaws.pool.content import FORMATS, Content, UnreadableError, content_key, image_size, read_content
 from ropaws.pool.decoding import decode_content, read_image, read_square
-from ropaws.pool.listing import list_unlabeled
+from ropaws.pool.listing import Pool, list_unlabeled
 from tests.pool.files.test_saved_datasets import save as save_dataset
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n"
@@ -272,17 +273,41 @@ def test_every_place_that_opens_an_image_names_the_formats():
 HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
 
 
-def test_photographs_of_a_phone_are_not_passed_over(tmp_path, capsys):
-    """Without the extra that reads them they are listed, with what to install."""
-    if "HEIF" in module.formats_read():
-        pytest.skip("the extra is installed")
+@pytest.fixture
+def without_the_extra(monkeypatch):
+    module.formats_read()
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    monkeypatch.setattr(Image, "ID", [name for name in Image.ID if name != "HEIF"])
+    monkeypatch.setattr(module, "formats_read", module.formats_read.__wrapped__)  # not the cached answer
+
+
+@pytest.mark.usefixtures("without_the_extra")
+def test_photographs_of_a_phone_are_not_passed_over(trained, tmp_path, capsys):
+    """Without the extra that reads them they are listed, counted, with what to install."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         saved(tmp_path / name / "0.png", "red" if name == "a" else "blue")
     (tmp_path / "a" / "IMG_1.HEIC").write_bytes(HEIC)
-    ((path, reason),) = check_data(tmp_path, [], None).unreadable
+    found = check_data(tmp_path, [], None)
+    ((path, reason),) = found.unreadable
     assert path == str(tmp_path / "a" / "IMG_1.HEIC")
-    assert reason == "a HEIF file, which needs pip install 'ropaws[heif]'"
+    assert reason == "a file of format HEIF, which needs pip install 'ropaws[heic]'"
+    assert any("1 of them needs pip install 'ropaws[heic]'" in line for line in found.warnings())
+    (tmp_path / "b" / "IMG_2.HEIC").write_bytes(HEIC)
+    main(["predict", str(trained[0]), str(tmp_path), "--out", str(tmp_path / "labels.csv")])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 unreadable images" in said
+    assert said.endswith("; 2 of them need pip install 'ropaws[heic]'")
+
+
+def test_photographs_of_a_phone_are_read_with_the_extra(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(Image.new("RGB", (64, 48), "red")).save(tmp_path / "IMG_1.HEIC")
+    red, green, blue = Pool.open(tmp_path).image(0).getpixel((30, 20))
+    assert red > 200
+    assert green < 50
+    assert blue < 50
 
 
 def test_the_extra_for_photographs_of_phones_is_used_where_it_is_installed(monkeypatch):
