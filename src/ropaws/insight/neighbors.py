@@ -29,7 +29,7 @@ ROUNDING = 1e-5  # of products in float32
 class Lists(NamedTuple):
     """How an index is cut into lists of alike rows."""
 
-    count: int  # times the square root of the number of rows
+    number: int  # times the square root of the number of rows
     probed: int  # that a query looks into
 
 
@@ -125,7 +125,7 @@ def _index(points: Tensor, lists: Lists) -> Any:
     except ImportError:
         raise ValueError(NEEDS_FAISS) from None
     faiss.omp_set_num_threads(torch.get_num_threads())
-    count = round(lists.count * math.sqrt(len(points)))
+    count = round(lists.number * math.sqrt(len(points)))
     index: Any = faiss.index_factory(points.shape[1], f"IVF{count},SQfp16", faiss.METRIC_INNER_PRODUCT)
     index.nprobe = lists.probed
     index.train(F.normalize(points[_drawn(len(points), TRAINED_WITH * count)], dim=1).numpy())
