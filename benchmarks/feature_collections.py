@@ -1,7 +1,7 @@
 """Collections of images and texts as features, each computed once and kept in a file.
 
 python benchmarks/feature_collections.py --data FOLDER --work FOLDER [--only cifar10 solar ...]
-    [--backbone dinov2-small --init FILE --views 0]
+    [--backbone dinov2-small --init FILE --views 0 --most 2000]
 
 FOLDER of --data has cifar10.npz, cifar100.npz, tinyimagenet32.npz and svhn.npz (train_images, train_labels,
 and test_images, test_labels; 32 px; svhn.npz holds crops rebuilt from the full-number images). The garments
@@ -37,6 +37,7 @@ class Network(NamedTuple):
     backbone: str = "efficientnet-lite0"
     init: Path | str = "pretrained"
     views: int = 1  # random views of a training image, as the product makes them
+    most: int = 0  # training images of a collection, of every class alike, and a twentieth of it tests; 0: all
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ class Network(NamedTuple):
 
     @classmethod
     def chosen(cls, options: argparse.Namespace) -> "Network":
-        return cls(options.backbone, options.init, options.views)
+        return cls(options.backbone, options.init, options.views, options.most)
 
 
 class Collection(NamedTuple):
@@ -77,12 +78,35 @@ def collection(name: str, data: Path | None, work: Path, network: Network = LITE
     path = work / f"{name}.npz"
     if not path.exists():
         work.mkdir(parents=True, exist_ok=True)
-        found = _texts(work) if name == "texts" else _embedded(name, SOURCES[name](data, work), work, network)
+        found = _texts(work) if name == "texts" else _embedded(name, _some(name, data, work, network), work, network)
         temporary = path.with_suffix(".tmp.npz")
         np.savez(temporary, **{key: value for key, value in found._asdict().items() if value is not None})
         temporary.replace(path)
     with np.load(path) as arrays:
         return Collection(*(arrays.get(key) for key in Collection._fields))
+
+
+def _some(name: str, data: Path | None, work: Path, network: Network) -> Images:
+    found = SOURCES[name](data, work)
+    if not network.most:
+        return found
+    train, test = (
+        _first(labels, most)
+        for labels, most in ((found.labels, network.most), (found.test_labels, network.most // 20))
+    )
+    images, tests = (
+        [every[row] for row in rows] if isinstance(every, list) else every[rows]
+        for every, rows in ((found.images, train), (found.test_images, test))
+    )
+    return Images(images, found.labels[train], tests, found.test_labels[test])
+
+
+def _first(labels: Array, most: int) -> Array:
+    """Positions of the first images of each class."""
+    classes = np.unique(labels)
+    return np.sort(
+        np.concatenate([np.flatnonzero(labels == c)[: -(-most // len(classes))] for c in classes])
+    )
 
 
 def _embedded(name: str, images: Images, work: Path, network: Network) -> Collection:

@@ -12,7 +12,7 @@ from ropaws.classify.soft_nn import LabeledEmbeddings
 from ropaws.classify.soft_nn import leave_one_out as soft_nn_votes
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.insight import label_errors as leave_one_out
-from ropaws.insight.label_errors import label_quality, rank_label_errors
+from ropaws.insight.label_errors import check_labels, label_quality, rank_label_errors
 
 
 def blobs(per_class, classes, seed, *, spread=0.15, d=16):
@@ -46,6 +46,53 @@ def test_flipped_labels_are_found_and_ranked_first():
     quality = label_quality(points, wrong, classes=5)
     assert set(quality.argsort()[:4].tolist()) == set(chosen.tolist())
     assert [error.position for error in found] == quality.argsort()[:4].tolist()
+
+
+@pytest.mark.parametrize("per_class", [3, 6, 20])
+def test_right_labels_that_few_others_contradict_are_not_named(per_class):
+    named = contradicted = by_chance = 0.0
+    for seed in range(6):
+        points, labels = blobs(per_class, 6, seed, spread=0.4)
+        found = check_labels(points, labels, classes=6)
+        assert len(found.errors) <= found.contradicted == len(rank_label_errors(points, labels, classes=6))
+        named, contradicted = named + len(found.errors), contradicted + found.contradicted
+        by_chance += found.by_chance
+    assert contradicted > 10
+    assert 0.5 * contradicted < by_chance < 2 * contradicted
+    assert named <= 0.1 * contradicted
+
+
+def test_wrong_labels_are_named_beyond_those_that_chance_explains():
+    points, truth = blobs(20, 5, seed=1, spread=0.3)
+    labels = flipped(truth, 5, 0.1, seed=1)
+    found, ranked = check_labels(points, labels, classes=5), rank_label_errors(points, labels, classes=5)
+    wrong = set((labels != truth).nonzero().squeeze(1).tolist())
+    named = {error.position for error in found.errors}
+    assert len(named & wrong) >= 7
+    assert len(named - wrong) <= 1
+    assert found.errors == [error for error in ranked if error.position in named]
+
+
+def test_what_chance_explains_is_the_sum_over_the_others_probabilities():
+    points, truth = blobs(6, 4, seed=2, spread=0.35)
+    labels = flipped(truth, 4, 0.1, seed=2)
+    labels[-1] = OUT_OF_CLASS  # alone: no other could confirm it
+    found = check_labels(points, labels, classes=4)
+    numbers, log_probs = leave_one_out._judged(points, labels, 4)
+    none, some = leave_one_out._error_rates(log_probs[:-1], numbers[:-1])
+    probs = (log_probs / none.temperature).softmax(dim=1).numpy()
+    odds = log_probs.exp().numpy()
+    expected = sum(
+        probs[i, y] for i in range(len(probs) - 1) for y in range(5) if odds[i].max() >= 2.5 * odds[i, y]
+    )
+    assert found.by_chance == pytest.approx(expected, rel=1e-6)
+    own = (log_probs[:-1] / some.temperature).softmax(dim=1).numpy()[np.arange(23), numbers[:-1].numpy()]
+    likely = (1 - some.rate) * own + some.rate * (1 - own) / 3
+    assert some.likelihood == pytest.approx(np.log(likely).sum(), rel=1e-6)
+    assert some.wrong(log_probs[:-1], numbers[:-1])[0] == pytest.approx(
+        some.rate * (1 - own[0]) / 3 / likely[0], rel=1e-6
+    )
+    assert found.contradicted >= len(found.errors)
 
 
 @pytest.mark.parametrize(("classes", "odds"), [(2, 1.0), (4, 2.0), (12, 4.0)])

@@ -223,6 +223,17 @@ def test_suspected_errors_of_labels_that_predict_nothing_are_not_shown(run):
         assert ("no better than guessing" in write_report(run).read_text()) == warns
 
 
+def test_labels_that_chance_contradicts_are_no_suspected_errors(run):
+    evaluation = json.loads((run / "evaluation.json").read_text()) | {"leave_one_out": 0.8, "label_errors": []}
+    check = {"contradicted": 3, "by_chance": 3.46}
+    for found, line in (
+        ({**evaluation, "label_check": check}, "other labels contradict 3, and about 3.5 are expected"),
+        ({**evaluation, "label_check": {"contradicted": 0, "by_chance": 0.0}}, "No label is contradicted"),
+    ):
+        (run / "evaluation.json").write_text(json.dumps(found))
+        assert line in write_report(run).read_text()
+
+
 def test_a_baseline_must_be_supervised(run, capsys):
     with pytest.raises(SystemExit):
         main(["report", str(run), "--baseline", str(run)])

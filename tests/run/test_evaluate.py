@@ -12,6 +12,7 @@ import ropaws
 from ropaws import RoPAWS, Run
 from ropaws.cli.main import main
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.insight.label_errors import rank_label_errors
 from ropaws.run.outputs import pool_truth
 from tests import tiny
 
@@ -236,10 +237,13 @@ def test_wrong_labels_are_found_in_a_trained_run(tmp_path):
         optim=replace(config.optim, start=0.2, peak=0.8, end=0.008, warmup=6),
     )
     run = ropaws.train(config, tmp_path / "run")
-    errors = ropaws.evaluate(run, only=["labels"])["label_errors"]
-    assert {error["image"] for error in errors[:3]} <= set(flipped.tolist())
-    names = arrays["class_names"]
-    assert all(error["suspected"] == names[right[error["image"]]] for error in errors[:3])
+    found = ropaws.Run(run)
+    check = ropaws.evaluate(found, only=["labels"])["label_check"]
+    ranked = rank_label_errors(found.support.embeddings, found.support.labels, classes=3)
+    assert len(ranked) == check["contradicted"] >= 3
+    image = found.facts.split.indices.tolist()
+    assert {image[error.position] for error in ranked[:3]} <= set(flipped.tolist())
+    assert all(error.suspected == right[image[error.position]] for error in ranked[:3])
 
 
 def test_suggestions_from_the_command_line(run, tmp_path, capsys):

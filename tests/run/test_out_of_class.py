@@ -81,6 +81,32 @@ def test_a_run_agrees_with_the_page_it_was_trained_from(runs):
     assert (page.predicted == run)[rest].mean() >= 0.98
 
 
+def test_they_agree_on_a_small_pool_whose_classes_are_not_equally_frequent(tmp_path):
+    """Frequencies are a guess there, which training follows; and few answers of both kinds count much."""
+    features, kind = kinds()
+    kept = np.concatenate([np.flatnonzero(kind == k)[:count] for k, count in enumerate((50, 18, 7, 12, 9))])
+    features, kind = features[kept], kind[kept]
+    labels = np.full(len(kind), "", dtype="<U20")
+    for number, count in enumerate((4, 3, 2, 2, 2)):
+        name = f"class {number}" if number < CLASSES else OUT_OF_CLASS_NAME
+        labels[np.flatnonzero(kind == number)[:count]] = name
+    run = ropaws.Run(ropaws.train_on((features, labels), out=tmp_path / "run"))
+    prior = pool_prior(run.model).class_prior
+    assert prior is not None
+    assert prior[0] > 2 * prior[2]
+    points = in_main_directions(run.corpus.train_images, torch.arange(len(kind)))
+    nothing = torch.zeros(len(kind), dtype=torch.bool)
+    answered = Answered(run.corpus.train_labels, (0, 1, 2), nothing, nothing)
+    page = fit_round(points, answered, lambda *_: None)
+    found = run.predict(features)
+    rest = labels == ""
+    said = np.array([OUT_OF_CLASS if p.out_of_class else int(p.label[-1]) for p in found])
+    assert (page.predicted == said)[rest].all()
+    assert {OUT_OF_CLASS, 0, 1, 2} == set(said[rest].tolist())
+    np.testing.assert_allclose(page.in_class[rest], np.array([p.in_domain for p in found])[rest], atol=1e-3)
+    np.testing.assert_allclose(page.probs[rest], np.array([p.probabilities for p in found])[rest], atol=0.05)
+
+
 def test_marked_rows_of_a_table_and_a_folder_are_the_same_answers(photos, capsys):
     noise = sorted((photos / "pool").glob("noise-*.png"))[:4]
     rows = [f"{path},{path.parent.name},False" for path in sorted((photos / "labeled").rglob("*.png"))]

@@ -19,7 +19,7 @@ from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.core.records import Share
 from ropaws.insight.accuracy_estimate import AccuracyEstimate, PoolAccuracy, pool_accuracy
 from ropaws.insight.groups import NewClass, new_classes
-from ropaws.insight.label_errors import SuspectedError, rank_label_errors
+from ropaws.insight.label_errors import SuspectedError, check_labels
 from ropaws.insight.suggestions import Suggestion, suggest
 
 BLOCK = 2048
@@ -148,8 +148,8 @@ def find_suspects(points: Tensor, answered: Answered) -> dict[int, SuspectedErro
     rows = (answered.labels != UNLABELED).nonzero().squeeze(1)
     if len(rows) < 3:
         return {}
-    found = rank_label_errors(points[rows], answered.labels[rows], classes=len(answered.classes))
-    return {int(rows[error.position]): error for error in found}
+    found = check_labels(points[rows], answered.labels[rows], classes=len(answered.classes))
+    return {int(rows[error.position]): error for error in found.errors}
 
 
 def estimate(points: Tensor, answered: Answered, fitted: Fitted, report: Report) -> PoolAccuracy | None:

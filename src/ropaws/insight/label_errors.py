@@ -1,5 +1,6 @@
 """Suspected label errors: labeled images that the other labels contradict."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -104,6 +105,12 @@ def _gram(rows: Tensor) -> Tensor:
     return (rows.T @ rows).double()
 
 
+# Labels are named if they are likelier by this (log) with errors than without.
+GAIN = 1.0
+ERROR_RATES = (0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.3)
+ERROR_TEMPERATURES = tuple(0.1 * 1.15**step for step in range(20))  # 0.1 to 1.4
+LEAST_PROBABILITY = 1e-6
+
 # Chosen on other data than those of the table in docs/analysis.md; see benchmarks/label_errors.py.
 NEIGHBOR_SHARE = 0.3  # of soft nearest neighbors, beside ridge regression
 RIVAL_SHARE = 0.5  # how much the best other class counts against a label, beside the label's own probability
@@ -122,6 +129,70 @@ class SuspectedError(NamedTuple):
     other: float  # probability of the class suspected
 
 
+class LabelCheck(NamedTuple):
+    """Labels that the others contradict, and how many of them chance explains."""
+
+    errors: list[SuspectedError]  # more than chance explains, the most suspect first
+    contradicted: int  # labels in all
+    by_chance: float  # as many are expected to be contradicted if every label is right
+
+
+def check_labels(features: Tensor, labels: Tensor, *, classes: int) -> LabelCheck:
+    """Suspected label errors beyond those that are expected by chance.
+
+    The other labels are often wrong themselves, where they are few or the classes are hard. So errors are
+    named only if the labels are likelier with some of them wrong than with none (ErrorRate); then those are
+    that are more likely wrong than right. As for rank_label_errors.
+    """
+    numbers, log_probs = _judged(features, labels, classes)
+    found = _ranked(labels, numbers, log_probs, classes)
+    some = _confirmable(numbers)
+    if not found:
+        return LabelCheck([], 0, 0.0)
+    none, fitted = _error_rates(log_probs[some], numbers[some])
+    right = (log_probs[some] / none.temperature).softmax(dim=1)
+    odds = (log_probs[some].amax(dim=1, keepdim=True) - log_probs[some]).exp()
+    by_chance = float(right[odds >= _least_odds(numbers)].sum())
+    wrong = fitted.wrong(log_probs, numbers)
+    beyond = fitted.likelihood - none.likelihood >= GAIN
+    named = [error for error in found if beyond and wrong[error.position] > 0.5]
+    return LabelCheck(named, len(found), by_chance)
+
+
+class ErrorRate(NamedTuple):
+    """A share of labels is wrong, and then any other class: p(y) = (1 - e) q(y) + e (1 - q(y)) / (k - 1).
+
+    q = softmax(log p / t): what the other labels say, as sure as is likeliest.
+    """
+
+    likelihood: float
+    rate: float  # e; 0: all labels are right
+    temperature: float  # t
+
+    def wrong(self, log_probs: Tensor, labels: Tensor) -> Tensor:
+        """Probability that each label is wrong.   (l, c), (l,)  ->  (l,)"""
+        own, error = _said(log_probs, labels, self.temperature), self.rate / max(1, len(labels.unique()) - 1)
+        return error * (1 - own) / (error * (1 - own) + (1 - self.rate) * own)
+
+
+def _error_rates(log_probs: Tensor, labels: Tensor) -> tuple[ErrorRate, ErrorRate]:
+    """The likeliest temperature without any error, and with the likeliest share of them."""
+    tried = []
+    for temperature in ERROR_TEMPERATURES:
+        own = _said(log_probs, labels, temperature)
+        any_other = (1 - own) / max(1, len(labels.unique()) - 1)
+        for rate in (0.0, *ERROR_RATES):
+            likelihood = ((1 - rate) * own + rate * any_other).log().sum()
+            tried.append(ErrorRate(float(likelihood), rate, temperature))
+    return max(each for each in tried if each.rate == 0), max(each for each in tried if each.rate > 0)
+
+
+def _said(log_probs: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Probability of the label given.   (l, c), (l,)  ->  (l,)"""
+    probs = (log_probs / temperature).softmax(dim=1)
+    return probs.gather(1, labels[:, None]).squeeze(1).clamp(LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+
+
 def rank_label_errors(features: Tensor, labels: Tensor, *, classes: int) -> list[SuspectedError]:
     """The labels that the other labels contradict, the most suspect first.
 
@@ -135,12 +206,14 @@ def rank_label_errors(features: Tensor, labels: Tensor, *, classes: int) -> list
     Returns:
         Labels for which another class is more likely, with many classes much more.
     """
-    numbers, log_probs = _judged(features, labels, classes)
+    return _ranked(labels, *_judged(features, labels, classes), classes)
+
+
+def _ranked(labels: Tensor, numbers: Tensor, log_probs: Tensor, classes: int) -> list[SuspectedError]:
     probs = log_probs.exp()
     own = probs.gather(1, numbers[:, None]).squeeze(1)
     other, suspected = probs.max(dim=1)
-    odds = min(MOST_ODDS, len(numbers.unique()) / 2)
-    contradicted = (suspected != numbers) & (other >= odds * own)
+    contradicted = (suspected != numbers) & (other >= _least_odds(numbers) * own)
     found = (contradicted & _confirmable(numbers)).nonzero().squeeze(1)
     ranked = found[_quality(log_probs, numbers)[found].argsort(stable=True)]
     as_given = [*range(classes), OUT_OF_CLASS]
@@ -148,6 +221,10 @@ def rank_label_errors(features: Tensor, labels: Tensor, *, classes: int) -> list
         SuspectedError(i, int(labels[i]), as_given[int(suspected[i])], float(own[i]), float(other[i]))
         for i in ranked.tolist()
     ]
+
+
+def _least_odds(numbers: Tensor) -> float:
+    return min(MOST_ODDS, len(numbers.unique()) / 2)
 
 
 def label_quality(features: Tensor, labels: Tensor, *, classes: int) -> Tensor:

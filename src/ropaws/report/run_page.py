@@ -395,7 +395,8 @@ def outside(files: RunFiles) -> Markup:
 def label_errors(files: RunFiles) -> Markup:
     chance = no_better_than_chance(files, files.evaluation.get("leave_one_out", 1.0))
     found = files.found("label_errors")
-    return section("label_errors", found=found, chance=chance, thumbnail=files.thumbnail)
+    check = files.evaluation.get("label_check", {})
+    return section("label_errors", found=found, check=check, chance=chance, thumbnail=files.thumbnail)
 
 
 def curves(files: RunFiles) -> Markup:

@@ -37,7 +37,7 @@ from ropaws.insight.held_out import (
     logistic,
     soft_nn,
 )
-from ropaws.insight.label_errors import rank_label_errors
+from ropaws.insight.label_errors import check_labels
 from ropaws.insight.metrics import (
     accuracy_and_confidence,
     class_accuracy,
@@ -463,11 +463,12 @@ def _labels(run: Run, _: Evaluation) -> dict[str, Any]:
     judged = torch.bincount(labels, minlength=len(run.class_names))[labels] > 1
     right = (votes == labels)[judged].double()
     found: dict[str, Any] = {"leave_one_out": float(right.mean())} if len(right) else {}
-    errors = rank_label_errors(_label_features(run), labels, classes=run.support.classes)
+    check = check_labels(_label_features(run), labels, classes=run.support.classes)
     names, index = run.class_names, run.facts.split.indices.tolist()
     files = run.facts.labeled_names
     return {
         **found,
+        "label_check": {"contradicted": check.contradicted, "by_chance": check.by_chance},
         "label_errors": [
             {
                 "position": item.position,
@@ -478,7 +479,7 @@ def _labels(run: Run, _: Evaluation) -> dict[str, Any]:
                 "own": item.own,
                 "other": item.other,
             }
-            for item in errors
+            for item in check.errors
         ],
     }
 

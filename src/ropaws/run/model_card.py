@@ -179,7 +179,7 @@ def _data(run: Run, evaluation: Evaluation) -> list[str]:
                 f" ({100 * low:.0f} to {high:.0%})."
             )
     if suspected := len(evaluation.get("label_errors", ())):
-        lines.append(f"- {suspected} of the labels are suspected to be wrong.")
+        lines.append(f"- {suspected} of the labels are suspected to be wrong, more than chance explains.")
     rows = [f"| {_plain(name)} | {count} |" for name, count in zip(facts.class_names, counts, strict=True)]
     more = [f"| and {len(rows) - MOST_CLASSES} more | |"] if len(rows) > MOST_CLASSES else []
     return [*lines, "", "| class | labels |", "|---|---:|", *rows[:MOST_CLASSES], *more]

@@ -257,7 +257,8 @@ class Evaluation(TypedDict, total=False):
         learning_curve: Accuracy over labels per class.
         pool: What the unlabeled images look like.
         leave_one_out: Share of the labels that the other labels agree with.
-        label_errors: Suspected label errors, the most suspect first.
+        label_check: How many labels the others contradict, and how many of these chance explains.
+        label_errors: Suspected label errors, more than chance explains, the most suspect first.
         suggestions: What to label next, best first.
         new_classes: Groups of out-of-class images, the largest first.
         supervised: Accuracy, ECE and AUROC of the supervised baseline.
@@ -285,6 +286,7 @@ class Evaluation(TypedDict, total=False):
     learning_curve: LearningCurve
     pool: PoolFigures
     leave_one_out: float
+    label_check: dict[str, float]
     label_errors: list[LabelError]
     suggestions: list[Suggestion]
     new_classes: list[NewClassFigures]
