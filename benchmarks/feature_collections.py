@@ -37,7 +37,9 @@ class Network(NamedTuple):
     backbone: str = "efficientnet-lite0"
     init: Path | str = "pretrained"
     views: int = 1  # random views of a training image, as the product makes them
-    most: int = 0  # training images of a collection, of every class alike, and a twentieth of it tests; 0: all
+    most: int = (
+        0  # training images of a collection, of every class alike, and a twentieth of it tests; 0: all
+    )
 
     @classmethod
     def add_options(cls, parser: argparse.ArgumentParser) -> None:
@@ -78,7 +80,11 @@ def collection(name: str, data: Path | None, work: Path, network: Network = LITE
     path = work / f"{name}.npz"
     if not path.exists():
         work.mkdir(parents=True, exist_ok=True)
-        found = _texts(work) if name == "texts" else _embedded(name, _some(name, data, work, network), work, network)
+        found = (
+            _texts(work)
+            if name == "texts"
+            else _embedded(name, _some(name, data, work, network), work, network)
+        )
         temporary = path.with_suffix(".tmp.npz")
         np.savez(temporary, **{key: value for key, value in found._asdict().items() if value is not None})
         temporary.replace(path)
@@ -104,9 +110,7 @@ def _some(name: str, data: Path | None, work: Path, network: Network) -> Images:
 def _first(labels: Array, most: int) -> Array:
     """Positions of the first images of each class."""
     classes = np.unique(labels)
-    return np.sort(
-        np.concatenate([np.flatnonzero(labels == c)[: -(-most // len(classes))] for c in classes])
-    )
+    return np.sort(np.concatenate([np.flatnonzero(labels == c)[: -(-most // len(classes))] for c in classes]))
 
 
 def _embedded(name: str, images: Images, work: Path, network: Network) -> Collection:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from ropaws.classify import in_class_score
 from ropaws.classify.in_class_score import (
+    DENSITY_TEMPERATURE,
     Labeled,
     class_means,
     evidence,
@@ -25,7 +26,6 @@ from tests.insight.test_pool import blobs, rows
 CLASSES = torch.tensor([0, 0, 0, 1, 2, 2])
 LABELED = Labeled(rows(6, 1), CLASSES, 3)
 POOL = rows(15, 2)
-NONE = torch.full((6,), -1)
 
 
 @pytest.mark.parametrize("prior", [None, torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64)])
@@ -41,12 +41,19 @@ def test_the_density_ratio_is_that_of_kernel_means(prior):
 
 
 def test_a_point_of_the_sample_does_not_count_itself():
-    own = torch.tensor([3, -1, 7])
-    found = log_density_ratio(POOL[[3, 4, 7]], LABELED, POOL, own=own)
-    for row, position in enumerate((3, None, 7)):
-        others = POOL if position is None else POOL[[i for i in range(15) if i != position]]
-        expected = log_density_ratio(POOL[[3, 4, 7]][row : row + 1], LABELED, others)
+    new = rows(1, 9)
+    found = log_density_ratio(torch.cat([POOL[[3, 7]], new]), LABELED, POOL)
+    for row, position in enumerate((3, 7)):
+        others = POOL[[i for i in range(15) if i != position]]
+        expected = log_density_ratio(POOL[[position]], LABELED, others)
         torch.testing.assert_close(found[row : row + 1], expected)
+    everything = oracles.log_density_ratio(
+        new[0].numpy(), LABELED.points.numpy(), CLASSES.tolist(), POOL.numpy(), DENSITY_TEMPERATURE, None
+    )
+    assert float(found[2]) == pytest.approx(everything)
+    twice = torch.cat([POOL, POOL[[3]]])  # of equal images one counts: the other is another image
+    expected = log_density_ratio(POOL[[3]], LABELED, POOL[[i for i in range(15) if i != 3]])
+    assert (log_density_ratio(POOL[[3]], LABELED, twice) < expected).all()
 
 
 @pytest.mark.parametrize("prior", [None, torch.tensor([0.7, 0.1, 0.2], dtype=torch.float64)])
@@ -97,16 +104,16 @@ def test_held_out_labels_look_like_in_class_images_of_the_pool():
     known = known_points(labeled, points)
     rest = torch.ones(500, dtype=torch.bool)
     rest[chosen] = False
-    pool = evidence(points[rest], known, rest.nonzero().squeeze(1))
-    held = held_out_evidence(labeled, points, chosen)
+    pool = evidence(points[rest], known)
+    held = held_out_evidence(labeled, points)
     spread, mean = torch.std_mean(pool, dim=0)
     assert ((held.mean(dim=0) - mean).abs() < 4 * spread / math.sqrt(50)).all()
-    counted = evidence(labeled.points, known, chosen)  # with their own vote they look better
+    counted = evidence(labeled.points, known)  # with their own vote they look better
     assert (counted.mean(dim=0) > held.mean(dim=0)).all()
 
 
 def test_labels_are_held_out_one_by_one():
-    found = held_out_evidence(LABELED, POOL, NONE)
+    found = held_out_evidence(LABELED, POOL)
     for row in range(6):
         kept = torch.arange(6) != row
         rest = Labeled(LABELED.points[kept], CLASSES[kept], 3)
@@ -125,12 +132,12 @@ def test_labels_are_held_out_one_by_one():
 def test_many_labels_are_held_out_in_folds_and_a_lone_one_knows_nothing(monkeypatch, limits):
     for name, value in limits.items():
         monkeypatch.setattr(in_class_score, name, value)
-    found = held_out_evidence(LABELED, POOL, NONE)
+    found = held_out_evidence(LABELED, POOL)
     kept = torch.tensor([False, True, False, True, False, True])
     rest = Labeled(LABELED.points[kept], CLASSES[kept], 3)
     torch.testing.assert_close(found[~kept], evidence(LABELED.points[~kept], known_points(rest, POOL)))
     lone = Labeled(LABELED.points[:1], CLASSES[:1], 1)
-    assert held_out_evidence(lone, POOL, NONE[:1]).isnan().all()
+    assert held_out_evidence(lone, POOL).isnan().all()
 
 
 @pytest.mark.parametrize(("labels", "classes"), [(1, 1), (10, 10), (250, 10), (0, 0)])

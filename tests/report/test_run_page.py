@@ -224,7 +224,10 @@ def test_suspected_errors_of_labels_that_predict_nothing_are_not_shown(run):
 
 
 def test_labels_that_chance_contradicts_are_no_suspected_errors(run):
-    evaluation = json.loads((run / "evaluation.json").read_text()) | {"leave_one_out": 0.8, "label_errors": []}
+    evaluation = json.loads((run / "evaluation.json").read_text()) | {
+        "leave_one_out": 0.8,
+        "label_errors": [],
+    }
     check = {"contradicted": 3, "by_chance": 3.46}
     for found, line in (
         ({**evaluation, "label_check": check}, "other labels contradict 3, and about 3.5 are expected"),

@@ -7,7 +7,6 @@ hears all labels of a class; and the similarity to class means that in-class ima
 which matters most with one label per class (Boudiaf et al. 2023, OSLO).
 """
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from ropaws import equations as eq
 from ropaws.classify.soft_nn import in_blocks
 
 DENSITY_TEMPERATURE = 0.2  # of both densities, on centered unit features
+SAME = 1e-4  # distance by cosine below which two rows show one image
 BLOCK_BYTES = 1 << 25
 MOST_FOLDS = 64  # of the labels, each judged by the other folds
 MANY_LABELS, FEW_FOLDS = 1000, 10  # and of more labels than that
@@ -102,24 +102,19 @@ def _class_sums(labeled: Labeled) -> Tensor:
 
 
 def log_density_ratio(
-    queries: Tensor,
-    labeled: Labeled,
-    pool: Tensor,
-    *,
-    temperature: float = DENSITY_TEMPERATURE,
-    own: Tensor | None = None,
+    queries: Tensor, labeled: Labeled, pool: Tensor, *, temperature: float = DENSITY_TEMPERATURE
 ) -> Tensor:
     """s(x) = log p(x | in) - log p(x), where both are means of the same kernel.
 
     p(x | in) = sum_y p(y) 1/n_y sum_{i of y} k(x, x_i), each class as frequent as it is (Eq. 4 and 5);
-    p(x) = 1/m sum_j k(x, x_j); k(x, x') = exp((cos(x, x') - 1) / t).
+    p(x) = 1/m sum_j k(x, x_j); k(x, x') = exp((cos(x, x') - 1) / t). A query that is in the sample itself
+    does not count there: in a small pool its own density would be most of it.
 
     Args:
         queries: (n, d) unit rows.
         labeled: Labeled points; classes without any are left out of the mean.
         pool: (m, d) sample of the pool.
         temperature: Of the kernel.
-        own: (n,) position of each query in the sample, which then does not count; -1 for none.
 
     Returns:
         (n,), high where labels are dense.
@@ -131,47 +126,46 @@ def log_density_ratio(
     inside = to_labeled.logsumexp(dim=1) - (counts > 0).to(queries).sum().log()
     to_pool = eq.cosine(queries, pool).sub_(1).div_(temperature)  # in place: it is large
     others = queries.new_full((queries.shape[0],), len(pool))
-    if own is not None:
-        rows = (own >= 0).nonzero().squeeze(1)
-        to_pool[rows, own[rows]] = -math.inf
-        others[rows] -= 1
+    if len(pool) > 1:
+        closest, place = to_pool.max(dim=1, keepdim=True)
+        itself = closest > -SAME / temperature
+        to_pool = to_pool.scatter_(1, place, closest.masked_fill(itself, -math.inf))
+        others = others - itself.squeeze(1).to(others)
     return inside - to_pool.logsumexp(dim=1) + others.clamp_min(1).log()
 
 
-def evidence(queries: Tensor, known: Known, own: Tensor | None = None) -> Tensor:
+def evidence(queries: Tensor, known: Known) -> Tensor:
     """The three pieces, each high where a point looks in-class.
 
-    queries (n, d) unit rows, own (n,) as in log_density_ratio  ->  (n, 3)
+    queries (n, d) unit rows  ->  (n, 3)
     """
     if queries.shape[0] == 0:
         return queries.new_empty(0, EVIDENCE)
     size = max(1, BLOCK_BYTES // (4 * max(1, len(known.labeled.points) + len(known.pool))))
-    blocks = in_blocks(queries, size)
-    owners = itertools.repeat(None) if own is None else in_blocks(own, size)
-    return torch.cat([_evidence(part, known, whose) for part, whose in zip(blocks, owners, strict=False)])
+    return torch.cat([_evidence(part, known) for part in in_blocks(queries, size)])
 
 
-def _evidence(queries: Tensor, known: Known, own: Tensor | None) -> Tensor:
+def _evidence(queries: Tensor, known: Known) -> Tensor:
     missing = torch.bincount(known.labeled.classes, minlength=known.labeled.class_count) == 0
     nearest, refined = (
         (queries @ means.T).masked_fill(missing, -math.inf) for means in (known.means, known.refined)
     )
     pieces = (
-        log_density_ratio(queries, known.labeled, known.pool, own=own),
+        log_density_ratio(queries, known.labeled, known.pool),
         nearest.amax(dim=1),
         (refined / REFINED_TEMPERATURE).logsumexp(dim=1),
     )
     return torch.stack(pieces, dim=1)
 
 
-def held_out_evidence(labeled: Labeled, pool: Tensor, own: Tensor) -> Tensor:
+def held_out_evidence(labeled: Labeled, pool: Tensor) -> Tensor:
     """Of the labels, each judged by those of other folds: one by one up to 64, in ten folds beyond 1,000.
 
     A fold compares the whole sample with every class. So its number must not grow with the labels, as
     thousands of classes have thousands of both.
 
     The only label of a class is judged by the other classes. A lone label has no evidence: NaN.
-    pool (m, d) sample of the pool, own (l,) position of each label in it, -1 for none  ->  (l, 3)
+    pool (m, d) sample of the pool  ->  (l, 3)
     """
     count = len(labeled.points)
     folds = torch.empty(count, dtype=torch.long, device=labeled.points.device)
@@ -185,7 +179,7 @@ def held_out_evidence(labeled: Labeled, pool: Tensor, own: Tensor) -> Tensor:
         if out.all():
             break
         rest = labeled._replace(points=labeled.points[~out], classes=labeled.classes[~out])
-        found[out] = evidence(labeled.points[out], known_points(rest, pool), own[out])
+        found[out] = evidence(labeled.points[out], known_points(rest, pool))
     return found
 
 

@@ -304,9 +304,7 @@ class PoolPrior(nn.Module):
         unlabeled[where.cpu()] = False
 
         def all_evidence(known: Known) -> Tensor:
-            found = pool.map(lambda part: evidence(self.project(part), known))
-            found[chosen.to(found.device)] = self._sample_evidence(known)
-            return found
+            return pool.map(lambda part: evidence(self.project(part), known))
 
         self._set_frequencies(
             starting_class_prior(class_prior, self._counts.cpu(), unlabeled=bool(unlabeled.any()))
@@ -315,7 +313,7 @@ class PoolPrior(nn.Module):
         if class_prior == "auto":
             self._estimate_frequencies(own[where.cpu()])
         self.trained.copy_(self.frequencies[0])
-        curve, scores = self._fit_scores(all_evidence, unlabeled, own[where.cpu()])
+        curve, scores = self._fit_scores(all_evidence, unlabeled)
 
         def votes() -> Tensor:
             return pool.map(lambda part: self._votes(self.project(part)))
@@ -324,11 +322,10 @@ class PoolPrior(nn.Module):
         self.prior[where.to(self.prior.device)] = 1.0
         self.prior[apart.to(self.prior.device)] = 0.0
 
-    def _fit_scores(self, evidence_of: Callable[[Known], Tensor], unlabeled: Tensor, own: Tensor) -> Scored:
+    def _fit_scores(self, evidence_of: Callable[[Known], Tensor], unlabeled: Tensor) -> Scored:
         """Class means, scale, share and curve with the class prior as it is now.
 
-        evidence_of: the evidence (n, 3) of the rows; unlabeled (n,): which have no label; own (l,): position
-        of each label in the sample, -1 for none
+        evidence_of: the evidence (n, 3) of the rows; unlabeled (n,): which have no label
         """
         known = known_points(self._labeled, self.sample)
         self.means.copy_(known.means)
@@ -338,7 +335,7 @@ class PoolPrior(nn.Module):
         rest = found if len(rest) < 2 else rest  # everything is labeled
         deviation, mean = torch.std_mean(rest, dim=0, correction=min(1, len(rest) - 1))
         self.scale.copy_(torch.stack([mean, deviation.clamp_min(eq.TINY)]))
-        held_out = self._score(held_out_evidence(known.labeled, self.sample, own.to(found.device))).cpu()
+        held_out = self._score(held_out_evidence(known.labeled, self.sample)).cpu()
         scores, weights = self._score(found).cpu(), self._label_weights()
         rest = scores[unlabeled]
         gap = score_gap(rest, held_out, weights)
@@ -349,10 +346,6 @@ class PoolPrior(nn.Module):
         self.border.fill_(border_score(rest, share.estimate, gap))
         return Scored(curve, scores)
 
-    def _sample_evidence(self, known: Known) -> Tensor:
-        """Of the sample; no image counts itself in the density of the pool.   ->  (m, 3)"""
-        return evidence(self.sample, known, torch.arange(len(self.sample), device=self.sample.device))
-
     def _estimate_frequencies(self, own: Tensor) -> None:
         """Of the classes, from labels that are propagated through images of the sample.
 
@@ -362,7 +355,7 @@ class PoolPrior(nn.Module):
         unlabeled[own[own >= 0]] = False
         if self.classes < 2 or int(unlabeled.sum()) < 2:
             return
-        curve, scores = self._fit_scores(self._sample_evidence, unlabeled, own)
+        curve, scores = self._fit_scores(lambda known: evidence(self.sample, known), unlabeled)
         rows = unlabeled.nonzero().squeeze(1)
         rows = rows[choose_voters(len(rows), VOTERS)]
         points = self.sample[rows.to(self.sample.device)]

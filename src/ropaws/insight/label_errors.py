@@ -1,6 +1,5 @@
 """Suspected label errors: labeled images that the other labels contradict."""
 
-import math
 from typing import NamedTuple
 
 import torch
