@@ -1,11 +1,11 @@
 """Does the flag find what is out-of-class, and does the share hold? Many small pools with known truth.
 
-python benchmarks/flag_and_share.py --data FOLDER --work FOLDER [--draws 10] [--trials]
+python benchmarks/flag_and_share.py --data FOLDER --work FOLDER [--draws 10] [--suggested 3] [--trials]
     [--backbone dinov2-small --init FILE --views 0] [--measured]
 
 From the settings of features.py that have images of no class, pools are drawn of 100, 300, 1,000 or 2,000
 unlabeled images, of which 20 to 100 % are in-class, with classes that are equally frequent or ten times
-as frequent one as the other. 1 to 20 labels per class are drawn at random, or chosen by `ropaws suggest`
+as frequent one as the other. 1 to 25 labels per class are drawn at random, or chosen by `ropaws suggest`
 from one per class on and answered by the truth. --trials are other data, on which borders and widths were
 chosen; they write no results. --work is that of feature_collections.py; what was measured is kept there.
 """
@@ -29,7 +29,7 @@ from ropaws.core.files import write_json
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.insight.suggestions import suggest
 
-LABELS = (1, 3, 5, 10, 20)  # per class
+LABELS = (1, 3, 5, 10, 25)  # per class
 SIZES = (100, 300, 1000, 2000)
 SHARES = (1.0, 0.85, 0.5, 0.2)
 RATIOS = (1, 10)
@@ -148,7 +148,8 @@ def draws(options: argparse.Namespace) -> Iterator[tuple[str, str, int, int]]:
     tasks = [name for name in (TRIALS if options.trials else TABLE) if name not in LEFT_OUT]
     for draw in range(options.draws):
         for task in options.only or tasks:
-            for kind, labels in (*(("random", n) for n in LABELS), ("suggested", 5)):
+            chosen = [("suggested", 5)] if draw < options.suggested else []  # rounds of suggestions take long
+            for kind, labels in (*(("random", n) for n in LABELS), *chosen):
                 yield task, kind, labels, draw
 
 
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/features"))
     parser.add_argument("--cells", type=Path, help="where what was measured is kept, by default below --work")
     parser.add_argument("--draws", type=int, default=10)
+    parser.add_argument("--suggested", type=int, default=10, help="draws whose labels are suggested ones")
     parser.add_argument("--trials", action="store_true")
     parser.add_argument("--measured", action="store_true", help="tables of what has been measured alone")
     parser.add_argument("--only", nargs="+", choices=[*TABLE, *TRIALS])

@@ -159,10 +159,35 @@ def test_a_gap_is_found_and_is_the_border(share, count):
     assert ((pool >= gap) == inside).double().mean() > 0.98
     found = share_interval(pool, held_out, gap=gap)
     assert found.estimate == pytest.approx(share, abs=0.02)
-    assert found.high - found.low < 0.15
+    allowed = 0.05 + 0.25 * (1 - found.estimate)
+    assert found.low == pytest.approx(max(0.0, found.estimate - allowed), abs=1e-6)
+    assert found.high <= found.estimate + 0.05 + 1e-9
     assert border_score(pool, found.estimate, gap) == gap
     lone = share_interval(pool, held_out, counts=torch.ones(12), gap=gap)
     assert lone.low == 0  # other classes may be above the gap, too
+
+
+def test_others_of_two_kinds_are_both_below_the_border():
+    """The valley between the two is deeper than that below the classes."""
+    inside, draw = scores(300, 1.0, 0)
+    near, far = draw(250) - 5, draw(400) - 25
+    pool = torch.cat([inside, near, far])
+    gap = score_gap(pool, draw(12))
+    assert float((inside >= gap).double().mean()) > 0.95
+    assert float((near >= gap).double().mean()) < 0.05
+    assert float((far >= gap).double().mean()) == 0
+    assert score_gap(pool, torch.cat([draw(8), draw(4) - 5])) < float(near.min())  # some labels are there
+
+
+def test_a_kind_that_looks_like_the_classes_is_within_the_interval():
+    pool, draw = scores(1000, 0.4, 0, gap=8.0)
+    lookalikes = draw(120)  # a sixth of the others
+    pool = torch.cat([pool, lookalikes])
+    held_out = draw(30)
+    gap = score_gap(pool, held_out)
+    assert gap is not None
+    found = share_interval(pool, held_out, gap=gap)
+    assert found.low < 400 / 1120 < found.estimate - 0.05
 
 
 def test_no_gap_is_seen_where_there_is_none_or_labels_disagree():

@@ -94,11 +94,19 @@ def _best_bin(
 def score_gap(pool: Tensor, labeled: Tensor, weights: Tensor | None = None) -> float | None:
     """The score between two hills of the pool's scores, where nearly all labels are on the upper one.
 
-    The valley of a kernel density that is deepest against the lower of the hills beside it; None where it is
-    not DEEP enough, or the labels do not agree.   As for in_class_share.
+    The valley of a kernel density that is deepest against the lower of the hills beside it; and then that of
+    what is above it, as out-of-class images of two kinds have a valley between them too. None where none is
+    DEEP enough, or the labels do not agree.   As for in_class_share.
     """
     found, (scores, counts) = _finite(pool), _weighted(labeled, weights)
-    if len(found) < LEAST_POOL or len(scores) == 0 or found.std() < eq.TINY:
+    gap = None
+    while (valley := _valley(found)) is not None and np.average(scores >= valley, weights=counts) >= AGREE:
+        gap, found = valley, found[found >= valley]
+    return gap
+
+
+def _valley(found: NDArray[np.float64]) -> float | None:
+    if len(found) < LEAST_POOL or found.std() < eq.TINY:
         return None
     low, high = np.quantile(found, ENDS).tolist()
     places = np.linspace(low, high, PLACES)
@@ -108,10 +116,8 @@ def score_gap(pool: Tensor, labeled: Tensor, weights: Tensor | None = None) -> f
     density = np.exp(-(((places[:, None] - some) / width) ** 2) / 2).sum(axis=1)
     left, right = np.maximum.accumulate(density), np.maximum.accumulate(density[::-1])[::-1]
     depth = np.minimum(left, right) / np.maximum(density, eq.TINY)
-    gap = float(places[depth.argmax()])
-    agree = np.average(scores >= gap, weights=counts)
-    below = float((found < gap).mean())
-    return gap if depth.max() >= DEEP and agree >= AGREE and SMALL < below < 1 - SMALL else None
+    place = float(places[depth.argmax()])
+    return place if depth.max() >= DEEP and SMALL < float((found < place).mean()) < 1 - SMALL else None
 
 
 def share_interval(
@@ -125,11 +131,12 @@ def share_interval(
 ) -> Share:
     """The share, and a range that holds it in nine of ten cases.
 
-    With a gap the share is what lies above it; below the range are classes that no label has shown, of which
-    there may be as many as there are labels that are alone in their class (Good and Turing). Without one, the
-    best bin is drawn to a NEUTRAL share, the more so the fewer labels there are per class; the range is that
-    of other draws of as many labels (bootstrap), and what was found to be missing from it on pools whose
-    share is known: most of all below, as images of no class that look like the classes are counted for them.
+    With a gap the share is what lies above it. Below it may be classes that no label has shown, as many as
+    there are labels that are alone in their class (Good and Turing), and above it a kind of others that looks
+    like the classes: as large a part of them as LOOKALIKES. Without one, the best bin is drawn to a NEUTRAL
+    share, the more so the fewer labels there are per class; the range is that of other draws of as many
+    labels (bootstrap), and what was found to be missing from it on pools whose share is known: most of all
+    below, as images of no class that look like the classes are counted for them.
 
     Args:
         pool: As for in_class_share.
@@ -146,7 +153,8 @@ def share_interval(
     if gap is not None:
         above = 1 - float(np.searchsorted(found, gap)) / len(found)
         seen = 1 - float((numbers == 1).sum() / numbers.sum())
-        return Share(above, max(0.0, above * seen - NEAR_GAP), min(1.0, above + NEAR_GAP))
+        low = above * seen - NEAR_GAP - LOOKALIKES * (1 - above)
+        return Share(above, max(0.0, low), min(1.0, above + NEAR_GAP))
     per_class = float(numbers.mean())
     bin_share = in_class_share(pool, labeled, weights)
     estimate = (per_class * bin_share + NEUTRAL_WEIGHT * NEUTRAL) / (per_class + NEUTRAL_WEIGHT)
