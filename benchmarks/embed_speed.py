@@ -13,7 +13,6 @@ results/embed_speed.json.
 
 import argparse
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -117,13 +116,11 @@ def plain(
 
 def ours(files: list[Path], backbone: str, init: Path, size: int) -> Callable[[], object]:
     pool = ropaws.Pool.open(files)
-    folder = Path(tempfile.mkdtemp())
-    embedder = ropaws.Embedder(backbone, init=init, size=size, cache=folder, console=QUIET)
-    embedder.embedding(pool)  # the network is loaded before, as it is for the others
+    embedding = ropaws.Embedder(backbone, init=init, size=size, console=QUIET).embedding(pool)
 
-    def way() -> object:
-        shutil.rmtree(folder)
-        return embedder.embed(pool).features
+    def way() -> object:  # the network is there before, as it is for the others; the cache is empty
+        with tempfile.TemporaryDirectory() as folder:
+            return ropaws.Embedder(embedding, cache=folder, console=QUIET).embed(pool).features
 
     return way
 

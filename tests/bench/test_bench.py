@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from rich.console import Console
 from ropaws.bench import bench as bench_module
 from ropaws.bench.bench import Bench, run_bench
 from ropaws.bench.cells import Budget, Cell, images_per_step, phase_config, steps_for
-from ropaws.bench.entries import JUDGES, Data, base_config, check_entries, known_entries, phases_of
+from ropaws.bench.entries import JUDGES, Data, Network, base_config, check_entries, known_entries, phases_of
 from ropaws.bench.results import paired_difference, summarize
 from ropaws.bench.workers import WorkResult, _attempt, run_all
 from ropaws.cli.main import main
 from ropaws.core.files import read_json
 from ropaws.core.records import Losses
+from ropaws.embedding.backbones import PRETRAINED
+from ropaws.embedding.pretrained import LITE, NETWORKS
 from ropaws.methods import FixMatch, Supervised
 from ropaws.report.bench_page import _control_cells, _verdict, write_bench_page
 from tests import tiny
@@ -279,6 +282,7 @@ def test_a_killed_bench_continues(data, tmp_path):
     [
         (["--methods", "fixmach"], "unknown method 'fixmach', did you mean 'fixmatch'"),
         (["--methods", "logistic"], "needs --network pretrained"),
+        (["--network", "dino"], "--network must be small, pretrained, or one of dinov2-small"),
         (["--methods", "simclr>soft_nn"], "soft-nn works on features alone"),
         (["--methods", "opencos>ropaws"], "opencos in opencos>ropaws needs the encoder of a SimCLR run"),
         (["--methods", "moco_v2", "moco-v2"], "--methods has an entry twice"),
@@ -352,6 +356,16 @@ def test_on_pretrained_features(data, tmp_path, monkeypatch):
     assert views["fixmatch"] == {"weak": "WeakView", "strong": "StrongView"}
 
 
+def test_the_features_may_be_those_of_any_named_network(data):
+    task, file = Data(str(data)).load(), Path("weights.safetensors")
+    start = Bench(network="dinov2-small", init=file).start
+    base = base_config(task, Data(str(data)).config(), start, labels=2, steps=10)
+    assert (base.model.backbone, base.model.init, base.model.frozen) == ("dinov2-small", file, True)
+    assert base.augment.size == NETWORKS["dinov2-small"].cpu_size
+    lite = base_config(task, Data(str(data)).config(), Network("pretrained"), labels=2, steps=10)
+    assert (lite.model.backbone, lite.model.init, lite.augment.size) == (LITE, PRETRAINED, 96)
+
+
 def test_equal_time(data, tmp_path):
     """In a worker process."""
     options = Bench(
@@ -366,7 +380,7 @@ def test_equal_time(data, tmp_path):
 
 def test_budget_counts_views_by_their_pixels(data):
     task = Data(str(data)).load()
-    base = base_config(task, Data(str(data)).config(), "small", labels=2, steps=10)
+    base = base_config(task, Data(str(data)).config(), Network(), labels=2, steps=10)
     labeled = 3 * base.support.images_per_class * base.support.views
     assert images_per_step(base, Supervised(), 3) == labeled
     assert images_per_step(base, FixMatch(), 3) == 2 * base.train.batch + labeled
@@ -381,7 +395,7 @@ def test_budget_counts_views_by_their_pixels(data):
 
 def test_phases_share_the_budget(data):
     task = Data(str(data)).load()
-    base = base_config(task, Data(str(data)).config(), "small", labels=2, steps=10)
+    base = base_config(task, Data(str(data)).config(), Network(), labels=2, steps=10)
     phases = phases_of("simclr>fixmatch", frozen=False)
     assert [phase.name for phase in phases] == ["simclr", "fixmatch"]
     assert sum(phase.share for phase in phases) == pytest.approx(1)

@@ -103,6 +103,15 @@ def test_blocks_do_not_change_the_file(photos, weights, quick, tmp_path, monkeyp
     assert np.array_equal(found.views, whole["views"])
 
 
+def test_a_network_that_is_there_embeds_as_its_embedder_does(photos, quick, tmp_path):
+    pool = ropaws.Pool.open(photos / "pool")
+    first = ropaws.Embedder("small", **quick)
+    expected = first.embed(pool)
+    again = ropaws.Embedder(first.embedding(pool), cache=tmp_path / "other", console=QUIET).embed(pool)
+    np.testing.assert_array_equal(again.features, expected.features)
+    assert again.facts == expected.facts | {"init": None}
+
+
 def test_images_that_come_in_small_parts_open_the_cache_once(photos, quick, monkeypatch):
     """A million come 512 at a time: to open a cache takes time by what is in it."""
     pool = ropaws.Pool.open(photos / "pool")

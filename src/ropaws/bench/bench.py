@@ -31,6 +31,8 @@ from ropaws.core.cores import available_cores
 from ropaws.core.files import locked
 from ropaws.core.run_layout import REPORT
 from ropaws.core.terminal import duration, tell
+from ropaws.embedding.backbones import PRETRAINED
+from ropaws.embedding.pretrained import NETWORKS
 from ropaws.methods import import_method
 from ropaws.recipes.protocols import FROM_SCRATCH, Protocol, get_protocol
 from ropaws.report.bench_page import ordered_rows, shown
@@ -84,8 +86,11 @@ class Bench:
     """Instead of data, labels and steps: a protocol of the literature; --list shows them."""
     list: bool = False
     """List the protocols, with published figures, and the methods."""
-    network: Network = "small"
-    """small: trained from scratch. pretrained: a head on the frozen features of EfficientNet-Lite0."""
+    network: str = "small"
+    """small: trained from scratch. pretrained: a head on the frozen features of EfficientNet-Lite0, or of
+    another network that `ropaws backbones` lists, by its name."""
+    init: Path = PRETRAINED
+    """Weight file of the pretrained network, where it is not to be downloaded."""
     steps: int | None = None
     """Steps of RoPAWS, by default 400 (300 on features, or the protocol's); all others see as many images."""
     equal: Literal["images", "time"] = "images"
@@ -125,14 +130,22 @@ class Bench:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         if self.labels and min(self.labels) < 1:
             raise ValueError(f"--labels must be at least 1, got {min(self.labels)}")
+        if self.start.frozen and self.start.backbone not in NETWORKS:
+            raise ValueError(
+                f"--network must be small, pretrained, or one of {', '.join(NETWORKS)}, got {self.network}"
+            )
         if self.seconds is not None and not 0 < self.seconds < float("inf"):
             raise ValueError(f"--seconds must be positive, got {self.seconds}")
         if self.seconds is not None and self.equal != "time":
             raise ValueError("--seconds goes with --equal time")
 
     @property
+    def start(self) -> Network:
+        return Network(self.network, self.init)
+
+    @property
     def budget(self) -> Budget:
-        default = 300 if self.network == "pretrained" else 400
+        default = 300 if self.start.frozen else 400
         seconds = (self.seconds or SECONDS) if self.equal == "time" else None
         return Budget(self.steps or default, seconds, self.curve, self.views)
 
@@ -143,7 +156,7 @@ def run_bench(bench: Bench, console: Console) -> dict[str, Any]:
     bench = _with_defaults(bench, protocol)
     for name in bench.methods:
         import_own(name)
-    check_entries(bench.methods, frozen=bench.network == "pretrained")
+    check_entries(bench.methods, frozen=bench.start.frozen)
     sources = [Data(source, bench.unseen, bench.root) for source in bench.data]
     _check_names(sources)
     found = {}
@@ -245,7 +258,7 @@ def _head(bench: Bench, protocol: Protocol | None, facts: Mapping[str, Any]) -> 
 
 def _check_methods(bench: Bench, protocol: Protocol | None, kept: BenchResults) -> None:
     """Cells of earlier calls must have had the settings that these methods have now."""
-    frozen = bench.network == "pretrained"
+    frozen = bench.start.frozen
     for name in map(plain_name, bench.methods):
         if name in JUDGES:
             continue
@@ -307,13 +320,13 @@ class _Work:
 
 def _embed(bench: Bench, waiting: Sequence[Cell], console: Console) -> None:
     """Compute features once, before workers start that would each compute all of them."""
-    if bench.network != "pretrained":
+    if not bench.start.frozen:
         return
     for data in dict.fromkeys(cell.data for cell in waiting):
         task, (labels, *_) = data.load(), bench.labels
         budget = bench.budget
         sizes = {"labels": labels, "steps": budget.steps, "views": budget.views}
-        base = base_config(task, data.config(), bench.network, **sizes)
+        base = base_config(task, data.config(), bench.start, **sizes)
         frozen_rows(task, base, console)
 
 
@@ -323,7 +336,7 @@ def _run(bench: Bench, protocol: Protocol | None, waiting: Sequence[Cell], kept:
         return
     cores = 1 if torch.cuda.is_available() else available_cores()
     workers = min(bench.workers or cores, len(waiting))
-    work = _Work(bench.network, bench.budget, bench.out, protocol)
+    work = _Work(bench.start, bench.budget, bench.out, protocol)
     began = written = time.monotonic()
     console, total, finished = kept.console, len(waiting), 0
     running: list[Cell] = []

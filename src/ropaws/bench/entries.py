@@ -20,6 +20,7 @@ from ropaws.core.labels import OUT_OF_CLASS, UNLABELED, nearest
 from ropaws.core.optimizers import OptimConfig
 from ropaws.core.randomness import SupportConfig
 from ropaws.embedding.backbones import LITE, PRETRAINED, ModelConfig, cached_view
+from ropaws.embedding.pretrained import NETWORKS, known_name
 from ropaws.insight.baselines import fit_sskde
 from ropaws.insight.held_out import TEMPERATURE, soft_nn_probs
 from ropaws.methods import BYOL, METHODS, FineTune, Method, RealMix, RoPAWS, make_method
@@ -167,9 +168,29 @@ def check_entries(names: Sequence[str], *, frozen: bool) -> None:
             raise ValueError(f"--methods: {first.name} in {name} needs {first.method.needs_init}")
 
 
-Network = Literal["small", "pretrained"]
+class Network(NamedTuple):
+    """The network of a benchmark: trained from scratch, or one whose frozen features all heads see."""
+
+    name: str = "small"  # trained from scratch; "pretrained" is EfficientNet-Lite0; or a pretrained network
+    init: Path = PRETRAINED  # the weights of a pretrained one
+
+    @property
+    def frozen(self) -> bool:
+        return self.name != "small"
+
+    @property
+    def backbone(self) -> str:
+        return LITE if self.name == "pretrained" else self.name
+
+    @property
+    def size(self) -> int:
+        """Pixels per side of the views that a pretrained network sees."""
+        row = NETWORKS.get(known_name(self.backbone))
+        return FEATURE_SIZE if row is None or self.backbone == LITE else row.cpu_size
+
+
 SUPPORT_ROWS = 80  # labeled views per step
-FEATURE_SIZE = 96  # pixels per side of the views that the pretrained network sees
+FEATURE_SIZE = 96  # pixels per side of the views of EfficientNet-Lite0
 
 
 class Task(NamedTuple):
@@ -235,18 +256,18 @@ def base_config(
     views: random ones of each image, on frozen features
     """
     classes, pool = len(task.corpus.class_names), len(task.corpus.train_images)
-    if network == "pretrained":
+    if network.frozen:
         return RunConfig(
             model=ModelConfig(
-                backbone=LITE,
-                init=PRETRAINED,
+                backbone=network.backbone,
+                init=network.init,
                 frozen=True,
                 frozen_views=views,
                 head="linear",
                 projection_dims=head.DIMS,
             ),
             data=data,
-            augment=cached_view(FEATURE_SIZE, "bicubic"),
+            augment=cached_view(network.size, "bicubic"),
             support=head.head_support([labels] * classes),
             optim=HEAD_OPTIM,
             train=TrainConfig(

@@ -199,6 +199,7 @@ class Embedder:
         self.cache = None if cache is None else Path(cache)
         self.cache_gb = cache_gb
         self._embedding = backbone if isinstance(backbone, Embedding) else None
+        self._init = str(init) if self._embedding is None else None  # of a network that is there: not known
         self._kinds: dict[tuple[int, str], Embedding] = {}  # each reads the weights once, for its digest
         self._stores: dict[str, FeatureStore] = {}
         if isinstance(backbone, Embedding):
@@ -349,7 +350,7 @@ class Embedder:
         sizes = {"view_sizes": [part.view.size for part in embedding.parts]} if embedding.parts else {}
         return sizes | {
             "backbone": embedding.backbone,
-            "init": str(self.config.init),
+            "init": self._init,
             "size": embedding.view.size,
             "interpolation": embedding.view.interpolation,
             "mean": embedding.normalize.mean,
