@@ -3,9 +3,9 @@
 python benchmarks/two_backbones.py --data FOLDER --init dinov2-small.safetensors
     --second tiny-vit-5m.safetensors [--work FOLDER]
 
-CIFAR-10 (60 training images of each class, 500 test images), alone and with 400 images of CIFAR-100 in the
+CIFAR-10 (60 training images of each class, 400 test images), alone and with 300 images of CIFAR-100 in the
 pool; 1, 4 and 25 labels per class. Accuracy of logistic regression (ten draws of the labels) and of
-RoPAWSClassifier (two draws, the same for all networks, without views). Writes results/two_backbones.json.
+RoPAWSClassifier (one draw, the same for all networks, without views). Writes results/two_backbones.json.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from timing import write_results
 
 import ropaws
 
-PER_CLASS, TESTS, OUTSIDE = 60, 500, 400
-WAYS = {"logistic regression": (logistic_regression, 10), "RoPAWSClassifier": (ours, 2)}  # draws of each
+PER_CLASS, TESTS, OUTSIDE = 60, 400, 300
+WAYS = {"logistic regression": (logistic_regression, 10), "RoPAWSClassifier": (ours, 1)}  # draws of each
 FIRST, SECOND = "dinov2-small", "tiny-vit"
 Rows = dict[str, Array]
 

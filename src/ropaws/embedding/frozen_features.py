@@ -1,8 +1,4 @@
-"""Batch norms folded into the convolutions before them: the same features in less time.
-
-A module names its pairs in `norm_pairs`: tuples of the name of a convolution and of the batch norm that
-takes its output, and nothing else does. Pairs that a module does not have (a missing shortcut) are skipped.
-"""
+"""Features of images by a frozen network: looked up in the cache, and computed where they are missing."""
 
 import copy
 import dataclasses
@@ -41,7 +37,9 @@ from ropaws.pool.sources import DataConfig, Watch
 def folded(backbone: nn.Module) -> nn.Module:
     """A copy for inference whose batch norms are part of the convolutions; it cannot be trained.
 
-    A backbone that declares no pairs (timm's) is returned as it is, not a copy.
+    A module names its pairs in `norm_pairs`: tuples of the name of a convolution and of the batch norm that
+    takes its output, and nothing else does. Pairs that a module does not have (a missing shortcut) are
+    skipped. A backbone that declares no pairs (timm's) is returned as it is, not a copy.
     """
     if not any(hasattr(module, "norm_pairs") for module in backbone.modules()):
         return backbone

@@ -1,5 +1,6 @@
-"""What torch.save has written, looked at before torch reads it: nothing compressed, no endless values.
+"""Weight files: read without running what is in them, and fitted to a network by names and shapes.
 
+What torch.save has written is looked at before torch reads it: nothing compressed, no endless values.
 torch.load with weights_only runs nothing that is in a file. But a file may hold parts that unpack to a
 thousand times their size, and a few hundred bytes can say a list of ten lists of ten lists ... that no one
 can walk to the end.
