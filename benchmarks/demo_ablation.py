@@ -7,6 +7,7 @@ again, so it can be interrupted. Writes results/demo_ablation.json.
 """
 
 import argparse
+import importlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def main() -> None:
         (recipes.with_seed(VARIANTS[name], seed), options.runs / f"variant{numbers[name]}-seed{seed}")
         for name, seed in named
     ]
-    for done in run_all(measured, jobs, workers=available_cores(), started=lambda _number: None):
+    work = importlib.import_module("demo_ablation").measured  # by a name that other processes can import
+    for done in run_all(work, jobs, workers=available_cores(), started=lambda _number: None):
         if done.result is None:
             raise RuntimeError(f"{named[done.number]} failed: {done.reason}")
         console.print(named[done.number], f"{len(jobs)} runs in all")

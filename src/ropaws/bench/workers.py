@@ -1,24 +1,20 @@
 """Cells in worker processes: one that fails, or whose process is killed, does not stop the others."""
 
-import multiprocessing
-import os
+import functools
 import signal
-import sys
 import threading
-import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from ropaws.core.cores import available_cores
+from ropaws.core.worker_pool import Worker, dump
 
 Item = TypeVar("Item")
 PATIENCE = 30  # seconds in which a stopped worker saves what it has
-STOPPED = 130  # exit code of a worker that has saved its work on Ctrl-C, as of a shell
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class WorkResult(NamedTuple):
@@ -28,16 +24,6 @@ class WorkResult(NamedTuple):
     result: Any  # None if it failed
     reason: str  # why it failed, else empty
     details: str = ""  # the traceback of an unexpected error
-
-
-class _Worker(NamedTuple):
-    process: SpawnProcess
-    pipe: Connection
-
-
-def threads_of(workers: int) -> int:
-    """Threads of each of several workers that share the cores of the machine."""
-    return max(1, available_cores() // workers)
 
 
 @contextmanager
@@ -67,97 +53,44 @@ def run_all(
     """The results of all items, each as soon as it is there.
 
     Args:
-        work: A function that can be sent to another process.
+        work: A function of a module that another process can import.
         items: Its arguments.
         workers: Number of processes, with the cores of the machine shared out among them.
         started: Called with the number of an item that is begun.
     """
-    context = multiprocessing.get_context("spawn")
-    threads = threads_of(workers)
-    waiting = list(range(len(items)))[::-1]
-    busy: dict[Connection, tuple[_Worker, int]] = {}
-    idle: list[_Worker] = []
+    function, threads = dump(functools.partial(_attempt, work)), max(1, available_cores() // workers)
+    begun: list[Worker] = []
+    idle: list[Worker] = []
+    waiting, pending = deque(range(len(items))), set[Future[WorkResult]]()
+
+    def attempt(number: int) -> WorkResult:
+        """Raises KeyboardInterrupt where the worker has noticed one."""
+        if idle:
+            worker = idle.pop()
+        else:
+            begun.append(worker := Worker(function, threads=threads, saves=True))
+        try:
+            found = WorkResult(number, *worker.answer(items[number]))
+        except OSError as lost:
+            return WorkResult(number, None, str(lost))
+        idle.append(worker)
+        return found
+
+    pool = ThreadPoolExecutor(workers)
     try:
-        while waiting or busy:
-            while waiting and len(busy) < workers:
-                worker = idle.pop() if idle else _start(context, work, threads)
-                number = waiting.pop()
-                worker.pipe.send(items[number])
-                busy[worker.pipe] = (worker, number)
+        while waiting or pending:
+            while waiting and len(pending) < workers:
+                number = waiting.popleft()
                 started(number)
-            ready = wait(list(busy))
-            for pipe in ready:
-                assert isinstance(pipe, Connection)
-                worker, number = busy.pop(pipe)
-                try:
-                    result, reason, details = pipe.recv()
-                    idle.append(worker)
-                except (EOFError, ConnectionError):
-                    worker.process.join()
-                    code = worker.process.exitcode or 0
-                    if code == STOPPED:  # it noticed the Ctrl-C of all processes before this one did
-                        raise KeyboardInterrupt from None
-                    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-                    result, details = None, ""
-                    reason = f"its process ended {how}; if memory ran out, use fewer --workers"
-                yield WorkResult(number, result, reason, details)
+                pending.add(pool.submit(attempt, number))
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
     finally:
-        _stop([*idle, *(worker for worker, _ in busy.values())])
-
-
-def _start(context: Any, work: Callable[[Any], Any], threads: int) -> _Worker:
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work), daemon=True)
-    with _told(threads):
-        process.start()
-    theirs.close()
-    return _Worker(process, ours)
-
-
-@contextmanager
-def _told(threads: int) -> Iterator[None]:
-    """torch, scikit-learn and NumPy's BLAS read their number of threads when a new process loads them.
-
-    Told to torch alone, the others would take every core in each worker, and wait for one another.
-    """
-    told = {name: str(threads) for name in THREADS if name not in os.environ}  # or the person has chosen
-    os.environ.update(told)
-    try:
-        yield
-    finally:
-        for name in told:
-            del os.environ[name]
-
-
-def _stop(workers: Sequence[_Worker]) -> None:
-    for worker in workers:
-        worker.pipe.close()
-        if worker.process.is_alive():
-            worker.process.terminate()  # training saves a checkpoint and ends
-    for worker in workers:
-        worker.process.join(PATIENCE)
-        if worker.process.is_alive():
-            worker.process.kill()
-
-
-def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the first process ends the others
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    try:
-        while True:
-            item = pipe.recv()
-            pipe.send(_attempt(work, item))
-    except KeyboardInterrupt:
-        sys.exit(STOPPED)
-    except (EOFError, BrokenPipeError):  # the first process needs no more
-        pass
-
-
-def _end_with(parent: int) -> None:
-    """Stop when the first process is gone, however that ended: two might else write one run folder."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os.kill(os.getpid(), signal.SIGTERM)
+        for worker in begun:
+            worker.ask_to_end()
+        for worker in begun:
+            worker.reap(PATIENCE)
+        pool.shutdown()
 
 
 def _attempt(work: Callable[[Any], Any], item: Any) -> tuple[Any, str, str]:

@@ -61,11 +61,12 @@ def _read_exactly(stream: IO[bytes], length: int) -> bytearray:
 def main() -> NoReturn:
     """Receive a function, then answer each item with (True, result) or (False, exception)."""
     # The parent decides what Ctrl-C and a scheduler's SIGTERM mean; a worker ends when its pipe closes.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    saves = SAVES in sys.argv
+    for number in (signal.SIGINT,) if saves else (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     requests, answers = _take_pipes()
     messages: SimpleQueue[Message] = SimpleQueue()
-    threading.Thread(target=_listen, args=(requests, messages), daemon=True).start()
+    threading.Thread(target=_listen, args=(requests, messages, saves), daemon=True).start()
     function: Callable[[object], object]
     try:
         function = load(messages.get())
@@ -90,13 +91,15 @@ def _take_pipes() -> tuple[IO[bytes], IO[bytes]]:
     return requests, answers
 
 
-def _listen(requests: IO[bytes], messages: SimpleQueue[Message]) -> None:
+def _listen(requests: IO[bytes], messages: SimpleQueue[Message], saves: bool) -> None:
     """Runs in a thread of its own: a parent that is gone is noticed in the middle of a call, too."""
     try:
         while True:
             messages.put(read(requests))
     finally:
-        os._exit(0)
+        if not saves:
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGTERM)  # training saves a checkpoint and ends
 
 
 def _answer(function: Callable[[object], object], request: Message) -> Message:
@@ -126,10 +129,9 @@ def _portable(error: BaseException) -> BaseException:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Workers already use all cores, more threads would only compete. The user's own settings take precedence.
-_ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
-)
+# torch, scikit-learn and NumPy's BLAS read these when a process loads them.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+SAVES = "--saves"
 
 
 def map_in_workers(
@@ -180,7 +182,7 @@ def _in_order(
 
 def _end(drivers: Sequence["_Driver"], calls: SimpleQueue[_Call | None]) -> None:
     for driver in drivers:
-        driver.end()
+        driver.worker.kill()
         calls.put(None)  # wakes one that waits for a call
     for driver in drivers:
         if driver.is_alive():
@@ -188,7 +190,7 @@ def _end(drivers: Sequence["_Driver"], calls: SimpleQueue[_Call | None]) -> None
 
 
 class _Driver(threading.Thread):
-    """Owns one worker process and passes it one call after the other.
+    """Passes one worker process one call after the other.
 
     The process is started and reaped in this thread: KeyboardInterrupt is raised in the main thread
     only, so it cannot leave a process behind.
@@ -196,36 +198,43 @@ class _Driver(threading.Thread):
 
     def __init__(self, function: Message, calls: SimpleQueue[_Call | None]) -> None:
         super().__init__(name="ropaws-worker", daemon=True)
-        self.function = function
+        self.worker = Worker(function)
         self.calls = calls
-        self.process: subprocess.Popen[bytes] | None = None
-        self.ended = False
-
-    def end(self) -> None:
-        """Kill the process; one that is being started right now is killed by `answer`."""
-        self.ended = True
-        if self.process is not None:
-            self.process.kill()
 
     def run(self) -> None:
-        while not self.ended:
+        while not self.worker.ended:
             call = self.calls.get()
-            if call is None or self.ended:
+            if call is None or self.worker.ended:
                 break
             try:
-                call.result.set_result(self.answer(call.item))
+                call.result.set_result(self.worker.answer(call.item))
             except BaseException as error:
                 call.result.set_exception(error)
             del call  # it holds the result, which is the caller's now
-        if self.process is not None:
-            self.process.kill()
-            with contextlib.suppress(OSError), self.process:  # closes the pipes and waits
-                pass
+        self.worker.reap(0)
+
+
+class Worker:
+    """A process that calls a function with one item after the other. It starts with the first item.
+
+    Args:
+        function: As `dump` has made it.
+        threads: Of the libraries that it loads, unless the user's own settings say otherwise.
+        saves: What is under way may save what it has when it is asked to end, as training does at SIGTERM.
+    """
+
+    def __init__(self, function: Message, *, threads: int = 1, saves: bool = False) -> None:
+        self.function = function
+        self.environment = dict.fromkeys(THREADS, str(threads))
+        self.options = [SAVES] if saves else []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ended = False
 
     def answer(self, item: Any) -> Any:
+        """What the function returns or raises; OSError where the process has ended instead."""
         messages = [dump(item)]
         if self.process is None:
-            self.process = _start_worker()
+            self.process = self._start()
             messages.insert(0, self.function)
             if self.ended:
                 self.process.kill()
@@ -243,19 +252,42 @@ class _Driver(threading.Thread):
             raise value
         return value
 
+    def kill(self) -> None:
+        """End the process; one that is being started right now is killed by `answer`."""
+        self.ended = True
+        if self.process is not None:
+            self.process.kill()
 
-def _start_worker() -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(map(os.path.abspath, sys.path))  # "" is the current directory
-    return subprocess.Popen(
-        # -P: do not add the current directory to sys.path; -u: do not buffer what the function prints
-        [sys.executable, "-P", "-u", "-m", "ropaws.core.worker_pool"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**_ONE_THREAD, **os.environ, "PYTHONPATH": path},
-        # Ctrl-C goes to the process group of the parent, so it cannot hit a worker that is starting up.
-        process_group=0,  # POSIX; no effect on Windows
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
-    )
+    def ask_to_end(self) -> None:
+        """Close the pipe to the process; see saves."""
+        self.ended = True
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def reap(self, seconds: float) -> None:
+        """Wait until the process has ended; it is killed if that takes longer."""
+        if self.process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if seconds:
+                self.process.wait(seconds)
+        self.process.kill()
+        with contextlib.suppress(OSError), self.process:  # closes the pipes and waits
+            pass
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(map(os.path.abspath, sys.path))  # "" is the current directory
+        return subprocess.Popen(
+            # -P: do not add the current directory to sys.path; -u: do not buffer what the function prints
+            [sys.executable, "-P", "-u", "-m", "ropaws.core.worker_pool", *self.options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**self.environment, **os.environ, "PYTHONPATH": path},
+            # Ctrl-C goes to the process group of the parent, so it cannot hit a worker that is starting up.
+            process_group=0,  # POSIX; no effect on Windows
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
+        )
 
 
 def _lost(process: subprocess.Popen[bytes]) -> OSError:
@@ -265,7 +297,7 @@ def _lost(process: subprocess.Popen[bytes]) -> OSError:
     if code < 0:
         return OSError(
             f"a worker process ended unexpectedly (killed by signal {-code}); it may have run out of "
-            "memory: use fewer workers (--data.workers)"
+            "memory: use fewer workers (--data.workers; of a benchmark --workers)"
         )
     return OSError(f"a worker process ended unexpectedly (exit code {code}); see its output above")
 
