@@ -16,8 +16,8 @@ from ropaws.embedding.backbones import ModelConfig, build_encoder
 from ropaws.embedding.frozen_features import Embedding, embed_images
 from ropaws.pool import content
 from ropaws.pool.augment import AugmentConfig, Normalization
-from ropaws.pool.corpus import Decoding, ImageStack, decode
-from ropaws.pool.decoding import SquareCache, WholeImages
+from ropaws.pool.corpus import Decoding, ImageStack, WholeImages, decode
+from ropaws.pool.decoding import SquareCache
 from ropaws.pool.sources import DataConfig
 from tests.pool.files.test_content import palette_image, rows_of, turned_image
 

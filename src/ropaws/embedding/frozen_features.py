@@ -29,8 +29,17 @@ from ropaws.embedding.pretrained import known_name
 from ropaws.pool.augment import AugmentConfig, Normalization, Part, View, augment, center_view
 from ropaws.pool.content import KEY_BYTES as KEY
 from ropaws.pool.content import content_key, named_keys
-from ropaws.pool.corpus import EmbeddedImages, Images, ImageStack, check_unreadable, pixels_of, whole_batch
-from ropaws.pool.decoding import Crop, ReadBatch, WholeBatch, WholeImages, in_workers, read_batch
+from ropaws.pool.corpus import (
+    EmbeddedImages,
+    Images,
+    ImageStack,
+    WholeBatch,
+    WholeImages,
+    check_unreadable,
+    pixels_of,
+    whole_batch,
+)
+from ropaws.pool.decoding import Crop, ReadBatch, in_workers, read_batch
 from ropaws.pool.sources import DataConfig, Watch
 
 

@@ -1,4 +1,7 @@
-"""Image files of any kind as squares of RGB pixels, or whole, and kept on disk to be decoded once."""
+"""Image files of any kind as squares of RGB pixels, or whole, and kept on disk to be decoded once.
+
+Worker processes import this file; torch, which takes a second of each, is not loaded by it.
+"""
 
 import contextlib
 import functools
@@ -12,13 +15,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps
-from torch import Tensor
 
 from ropaws.core.cores import own_cores
 from ropaws.core.files import IMAGE_FILE, is_image_file, read_regular
@@ -115,7 +116,7 @@ class SquareCache:
         return Found(pixels, key, aspect=aspect)
 
     def _write(self, place: Path, content: bytes) -> None:
-        # Not by runs.atomic, which waits for the disk: a torn entry is recognized by its checksum.
+        # Not by write_atomically, which waits for the disk: a torn entry is recognized by its checksum.
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.part")
         try:
             if self._has_room(place.parent, len(content) + 4):
@@ -183,8 +184,7 @@ class Whole(NamedTuple):
 def squeeze(image: Image.Image, size: int) -> NDArray[np.uint8]:
     """All of an RGB image, each side resized on its own with an antialiased filter.   ->  (size, size, 3)
 
-    By torch, which is faster than Pillow at this. It is loaded here and not above: workers that read
-    central squares alone start faster without it.
+    By torch, which is faster than Pillow at this.
     """
     import torch
     import torch.nn.functional as F
@@ -196,67 +196,6 @@ def squeeze(image: Image.Image, size: int) -> NDArray[np.uint8]:
     squeezed = F.interpolate(pixels, (size, size), mode="bilinear", antialias=True)
     found: NDArray[np.uint8] = squeezed[0].permute(1, 2, 0).contiguous().numpy()
     return found
-
-
-class WholeImages:
-    """Indexed like the tensor of central squares; the whole images that are not square are kept besides.
-
-    Args:
-        squares: Central squares (n, channels, size, size), uint8.
-        wholes: The whole images that are not square, squeezed to squares (m, channels, size, size).
-        place: Row of each image in wholes, -1 for square images (n,).
-        aspects: Width / height of each image (n,).
-    """
-
-    def __init__(self, squares: Tensor, wholes: Tensor, place: Tensor, aspects: Tensor) -> None:
-        self.squares = squares
-        self.wholes = wholes
-        self.place = place.cpu()
-        self.aspects = aspects.cpu()  # views are drawn there
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.squares.shape
-
-    def __len__(self) -> int:
-        return len(self.squares)
-
-    def __getitem__(self, index: Any, /) -> Tensor:
-        """Central squares.   (k,)  ->  (k, channels, size, size)"""
-        return self.squares[index]
-
-    def whole(self, index: Tensor) -> "WholeBatch":
-        """Whole images."""
-        device, index = self.squares.device, index.cpu()
-        pixels = self.squares[index.to(device)]
-        place = self.place[index]
-        rows = (place >= 0).nonzero().squeeze(1)
-        pixels.index_copy_(0, rows.to(device), self.wholes[place[rows].to(device)])
-        return WholeBatch(pixels, self.aspects[index])
-
-    def to(self, device: torch.device) -> "WholeImages":
-        return WholeImages(self.squares.to(device), self.wholes.to(device), self.place, self.aspects)
-
-    def followed_by(self, squares: Tensor) -> "WholeImages":
-        """Append other images, of which there are squares alone."""
-        place, ones = self.place.new_full((len(squares),), -1), self.aspects.new_ones(len(squares))
-        return WholeImages(
-            torch.cat([self.squares, squares]),
-            self.wholes,
-            torch.cat([self.place, place]),
-            torch.cat([self.aspects, ones]),
-        )
-
-    def chosen(self, index: Tensor) -> "WholeImages":
-        """These images alone."""
-        return WholeImages(self.squares[index], self.wholes, self.place[index], self.aspects[index])
-
-
-class WholeBatch(NamedTuple):
-    """Images of which random views are made."""
-
-    pixels: Tensor  # (k, channels, h, w) uint8
-    aspects: Tensor | None = None  # (k,) width / height, on the CPU; None: as h and w say
 
 
 # Of all formats that may be read: a photograph that cannot be read here is listed, never passed over.

@@ -27,8 +27,7 @@ from ropaws.core.files import (
 from ropaws.core.run_layout import CONFIG, DATA, METRICS, MODEL, SPLIT, SUPPORT, UNREADABLE
 from ropaws.embedding.weight_files import save_tensors
 from ropaws.pool.augment import Normalization
-from ropaws.pool.corpus import Corpus, Images, ImageStack, pixels_of
-from ropaws.pool.decoding import WholeImages
+from ropaws.pool.corpus import Corpus, Images, ImageStack, WholeImages, pixels_of
 from ropaws.pool.remote import address_of
 from ropaws.pool.sources import DataConfig, Labeled, write_split
 

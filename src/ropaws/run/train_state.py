@@ -37,13 +37,13 @@ from ropaws.pool.corpus import (
     EmbeddedImages,
     Images,
     ImageStack,
+    WholeImages,
     check_unreadable,
     features_of,
     measure_normalization,
     pixels_of,
     without_features,
 )
-from ropaws.pool.decoding import WholeImages
 from ropaws.pool.sources import Labeled, choose_split
 from ropaws.run.config import RunConfig, embedder_of
 from ropaws.run.manifest import DataFacts, digest_images, read_facts

@@ -13,8 +13,8 @@ from PIL import ExifTags, Image
 import ropaws
 from ropaws.core.randomness import SupportConfig
 from ropaws.pool.augment import ASPECT, AugmentConfig, Normalization, Part, augment, random_boxes
-from ropaws.pool.corpus import Decoding, ImageStack, decode, no_watch
-from ropaws.pool.decoding import SquareCache, WholeImages, read_batch, read_image, read_square
+from ropaws.pool.corpus import Decoding, ImageStack, WholeImages, decode, no_watch
+from ropaws.pool.decoding import SquareCache, read_batch, read_image, read_square
 from ropaws.pool.rand_augment import StrongView, WeakView
 from ropaws.pool.sources import DataConfig
 from ropaws.training.loaders import BatchStream, TrainingData

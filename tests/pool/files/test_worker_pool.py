@@ -305,6 +305,13 @@ def test_the_worker_itself_loads_nothing_heavy():
     assert done.stdout == "set()\n"
 
 
+def test_workers_that_read_images_do_not_load_torch():
+    """It takes a second of each worker; no function of the others needs it for central squares."""
+    code = "import sys, ropaws.pool.decoding; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_workers_are_started_once_the_work_takes_longer_than_their_start():
     assert set(in_workers(pid_then_sleep, [0] * 100, workers=2)) == {os.getpid()}
     pids = list(in_workers(pid_then_sleep, [FIRST_SECONDS / 2] * 2 + [0] * 98, workers=2))
