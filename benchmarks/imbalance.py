@@ -33,7 +33,6 @@ from sklearn.metrics import roc_auc_score
 from timing import write_results
 
 from ropaws import RoPAWSClassifier
-from ropaws import equations as eq
 from ropaws.core.files import write_json
 
 LARGEST = 300  # images of the largest class
@@ -44,7 +43,7 @@ SETTINGS = (
 )  # fmt: skip
 JUNK = ("none", "svhn", "cifar100")
 REAL = {"solar": "solar cells + X-rays, Tiny-ImageNet", "xrays": "X-rays + solar cells, Tiny-ImageNet"}
-NETWORKS = {"lite0": Network(views=1), "dinov2-s": Network("dinov2-small", views=0)}
+NETWORKS = {"lite0": Network(views=0), "dinov2-s": Network("dinov2-small", views=0)}
 
 
 class Cell(NamedTuple):
@@ -152,9 +151,12 @@ def _plain(p: Problem) -> rivals.Answer:
 def _with_em(p: Problem) -> rivals.Answer:
     """Saerens et al. (2002) on the balanced one, over all rows: it knows of no other class."""
     found = rivals.logistic_regression(p)
-    probs, even = torch.from_numpy(found.probs).float(), torch.full((p.data.classes,), 1 / p.data.classes)
-    frequencies = eq.class_frequencies(probs, torch.ones(len(probs)), even, strength=0.0)
-    return found._replace(probs=eq.with_class_prior(probs, frequencies.clamp_min(1e-6)).numpy())
+    frequencies = np.full(p.data.classes, 1 / p.data.classes)
+    for _ in range(100):
+        probs = found.probs * frequencies
+        probs /= probs.sum(axis=1, keepdims=True)
+        frequencies = probs.mean(axis=0)
+    return found._replace(probs=probs)
 
 
 def _ours(p: Pool, class_prior: Any, draw: int) -> Answer:

@@ -569,16 +569,3 @@ def with_class_prior(mass, prior):
         joint = [q * p for q, p in zip(row, prior, strict=True)]
         out[i] = [value / sum(joint) * sum(row) for value in joint]
     return out
-
-
-def class_frequencies(probs, weights, center, strength, rounds):
-    """EM of Saerens et al. (2002), point by point, with `strength` more points spread as the center."""
-    found = list(center)
-    for _ in range(rounds):
-        counts = [strength * share for share in center]
-        for row, weight in zip(probs, weights, strict=True):
-            joint = [p * share for p, share in zip(row, found, strict=True)]
-            for y, value in enumerate(joint):
-                counts[y] += weight * value / sum(joint)
-        found = [count / sum(counts) for count in counts]
-    return np.array(found)

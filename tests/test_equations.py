@@ -180,28 +180,6 @@ def test_a_posterior_of_equal_classes_becomes_that_of_unequal_ones():
     close(eq.with_class_prior(mass, EVEN), mass)
 
 
-@given(st.integers(0, 10_000), st.floats(0, 20), st.integers(0, 6))
-@settings(max_examples=40, deadline=None)
-def test_class_frequencies_are_those_of_em(seed, strength, rounds):
-    probs, weights = soft_labels(9, 4, seed), soft_labels(9, 4, seed + 1)[:, 0]
-    found = eq.class_frequencies(probs, weights, PRIOR, strength=strength, rounds=rounds)
-    close(found, oracles.class_frequencies(probs.numpy(), weights.numpy(), PRIOR.numpy(), strength, rounds))
-
-
-def test_class_frequencies_of_calibrated_predictions_are_the_truth():
-    """Points on a line, drawn from four normal classes with frequencies that the predictions do not know."""
-    random = np.random.default_rng(0)
-    places = random.choice(4, 20_000, p=PRIOR.numpy()) * 2.0 + random.normal(size=20_000)
-    log_density = -((places[:, None] - 2 * np.arange(4)) ** 2) / 2
-    probs = torch.from_numpy(log_density).softmax(dim=1)
-    ones = torch.ones(len(probs), dtype=torch.float64)
-    found = eq.class_frequencies(probs, ones, EVEN, strength=0.0)
-    assert float((found - PRIOR).abs().max()) < 0.02
-    assert float((probs.mean(dim=0) - PRIOR).abs().max()) > 0.05  # counting them is not enough
-    held = eq.class_frequencies(probs, ones, EVEN, strength=1e9)
-    close(held, EVEN, atol=1e-4, rtol=0)
-
-
 def test_one_hot_labels_may_be_whole_numbers():
     whole = LABELS.long()
     votes = eq.neighbor_weights(QUERIES, SUPPORT, temperature=0.1, label_ratio=5.0)

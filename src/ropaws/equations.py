@@ -196,29 +196,6 @@ def with_class_prior(mass: Tensor, class_prior: Tensor) -> Tensor:
 
 
 @_in_full_precision
-def class_frequencies(
-    probs: Tensor, weights: Tensor, center: Tensor, *, strength: float, rounds: int = 100
-) -> Tensor:
-    """How frequent the classes are among points, from predictions that took them for equally frequent.
-
-    EM (Saerens et al., 2002) with a Dirichlet prior of `strength` points around the center:
-    q_i(y) = p_i(y) pi_y / sum_y' p_i(y') pi_y',  pi_y = (sum_i w_i q_i(y) + k pi0_y) / (sum_i w_i + k)
-    probs (n, c), weights (n,) how much each point counts, center (c,)  ->  (c,) sums to 1
-
-    >>> probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9]])
-    >>> class_frequencies(probs, torch.ones(3), torch.full((2,), 0.5), strength=1.0)
-    tensor([0.6357, 0.3643])
-    """
-    _check_rows("probs", probs)
-    _check_class_prior(center, probs.shape[1])
-    found = center = center.to(probs)
-    for _ in range(rounds):
-        counted = weights @ with_class_prior(probs, found)
-        found = (counted + strength * center) / (weights.sum() + strength).clamp_min(TINY)
-    return found / found.sum()
-
-
-@_in_full_precision
 def prediction_sum(
     anchors: Tensor, weights: Tensor | None = None, *, sharpen_temperature: float = 0.25
 ) -> tuple[Tensor, Tensor]:

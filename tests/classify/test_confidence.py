@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ropaws.classify.pool_prior import calibrated_temperature, expected_accuracy, mixed_probs
+from ropaws.classify.calibration import calibrated_temperature, expected_accuracy, mixed_probs
 
 
 def classifiers(count=2000, classes=4, agree=0.8, seed=0):

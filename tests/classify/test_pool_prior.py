@@ -7,13 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ropaws.classify.pool_prior import (
-    PoolPrior,
-    RowPass,
-    calibrated_temperature,
-    held_out_accuracy,
-    logistic_regression,
-)
+from ropaws.classify.calibration import calibrated_temperature
+from ropaws.classify.logistic import fit_balanced, held_out_accuracy
+from ropaws.classify.pool_prior import PoolPrior, RowPass
 from ropaws.core.features import FeatureRows
 from ropaws.embedding.backbones import Encoder
 from ropaws.embedding.encoder import KnownFeatures, linear_head
@@ -131,7 +127,7 @@ def test_logistic_regression_is_scikit_learns_also_with_two_classes_and_gaps():
     from sklearn.linear_model import LogisticRegression
 
     points, truth = blobs(20, 2, seed=1, spread=0.6)
-    weight, bias = logistic_regression(points, 2 * truth, 3)
+    weight, bias = fit_balanced(points, 2 * truth, 3)
     probs = F.linear(points, weight, bias).softmax(dim=1)
     model = LogisticRegression(C=10, class_weight="balanced", max_iter=1000).fit(points.double(), truth)
     torch.testing.assert_close(
@@ -191,5 +187,5 @@ def test_a_temperature_of_many_classes_is_found_on_a_part_of_the_images(monkeypa
     weights, how = torch.rand(2000, generator=random), {"share": 0.5, "held_out": 0.6}
     third = calibrated_temperature(near[::3], regression[::3], weights[::3], **how)
     assert calibrated_temperature(near, regression, weights, **how) != third
-    monkeypatch.setattr("ropaws.classify.pool_prior.CALIBRATION_ENTRIES", 4000)
+    monkeypatch.setattr("ropaws.classify.calibration.CALIBRATION_ENTRIES", 4000)
     assert calibrated_temperature(near, regression, weights, **how) == third

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ropaws import equations as eq
 from ropaws.classify import head
+from ropaws.classify.calibration import mixed_probs
 from ropaws.classify.class_prior import (
     ClassPrior,
     ClassPriorChoice,
@@ -21,7 +22,7 @@ from ropaws.classify.class_prior import (
 )
 from ropaws.classify.head import STEPS, LabeledRows, Points, train_head
 from ropaws.classify.in_class_share import BORDER
-from ropaws.classify.pool_prior import Judgment, PoolPrior, RowPass, as_they_are, mixed_probs
+from ropaws.classify.pool_prior import Judgment, PoolPrior, RowPass, as_they_are
 from ropaws.classify.propagation import VOTERS, Kernel, Propagation, choose_voters
 from ropaws.classify.soft_nn import (
     TYPICAL_PRIOR,

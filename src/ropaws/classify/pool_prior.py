@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws import equations as eq
+from ropaws.classify.calibration import calibrated_temperature, expected_accuracy, mixed_probs
 from ropaws.classify.class_prior import (
     ClassPrior,
     ClassPriorChoice,
@@ -39,6 +40,7 @@ from ropaws.classify.in_class_share import (
     score_gap,
     share_interval,
 )
+from ropaws.classify.logistic import fit_balanced, held_out_accuracy
 from ropaws.classify.propagation import VOTERS, Kernel, choose_voters, solve_voters
 from ropaws.classify.soft_nn import LabeledEmbeddings, followed
 from ropaws.core.features import (
@@ -53,78 +55,10 @@ from ropaws.core.labels import OUT_OF_CLASS
 from ropaws.core.randomness import ANALYSIS, generator
 from ropaws.core.records import Outputs, Share, Support
 
-AGREEMENT_POWER = 1.5  # where no label can be held out: two that always agree are right, others less often
-TEMPERATURES = (0.2, 20.0)
-CALIBRATION_ENTRIES = 1 << 23  # images x classes that a temperature is found on: of many classes some images
-
-
-def mixed_probs(near: Tensor, regression: Tensor, share: float, temperature: float = 1.0) -> Tensor:
-    """Geometric mean of the soft nearest-neighbor classifier and of logistic regression.
-
-    near (n, c) probabilities, regression (n, c) log probabilities; share of the regression
-    ->  (n, c), rows sum to 1
-    """
-    mixed: Tensor = torch.lerp(near.clamp_min(eq.TINY).log(), regression, share)
-    return (mixed / temperature).softmax(dim=1)
-
-
-def expected_accuracy(agreement: float, held_out: float, classes: int) -> float:
-    """How often the mix is right on in-class images; held_out is NaN where no label can be.
-
-    Held-out labels are judged by fewer labels and without the pool, which is too low a figure; agreement is
-    too high a one, as both classifiers may be wrong together.
-    """
-    guess = agreement**AGREEMENT_POWER if math.isnan(held_out) else (held_out + agreement) / 2
-    return max(1 / max(1, classes), min(0.99, guess))
-
-
-def calibrated_temperature(
-    near: Tensor, regression: Tensor, weights: Tensor, *, share: float, held_out: float
-) -> float:
-    """The temperature at which the mean confidence is the expected accuracy.
-
-    Args:
-        near: (n, c) probabilities of unlabeled images, by their neighbors.
-        regression: (n, c) log probabilities of the same.
-        weights: (n,) how likely each of them is in-class.
-        share: Of the regression in the mix.
-        held_out: Accuracy of the regression on held-out labels; NaN if unknown.
-
-    Returns:
-        1 where there is no image or one class only.
-    """
-    classes = near.shape[1]
-    some = slice(None, None, max(1, math.ceil(near.numel() / CALIBRATION_ENTRIES)))
-    near, regression, weights = near[some], regression[some], weights[some]
-    if len(near) == 0 or classes < 2 or float(weights.sum()) <= 0:
-        return 1.0
-    near, regression, weights = near.cpu(), regression.cpu(), weights.cpu().double()
-    weights = weights / weights.sum()
-    agreement = float((weights * (near.argmax(dim=1) == regression.argmax(dim=1))).sum())
-    target = expected_accuracy(agreement, held_out, classes)
-    return matching_temperature(mixed_probs(near, regression, share), weights, target)
-
-
-def matching_temperature(
-    probs: Tensor, weights: Tensor, target: float, *, bounds: tuple[float, float] = TEMPERATURES
-) -> float:
-    """The temperature at which the weighted mean confidence is the target.   probs (n, c), weights (n,)"""
-    logits, weights = probs.clamp_min(eq.TINY).log(), weights.double() / weights.double().sum()
-    low, high = (math.log(bound) for bound in bounds)
-    for _ in range(40):
-        middle = (low + high) / 2
-        sure = (logits / math.exp(middle)).softmax(dim=1).amax(dim=1)
-        above = float((weights * sure).sum()) > target
-        low, high = (middle, high) if above else (low, middle)
-    return math.exp((low + high) / 2)
-
-
 DIMS = 256  # principal components in which densities are compared
 SAMPLE = 4096  # images of the pool that its density is made of
-FOLDS = 5  # of the labels, at most
 MEANS_WEIGHT = 2.0  # of class means, against the labels per class of logistic regression
 PULL_LABELS = 15.0  # labels per class at which the power of n_y is 1/2: 3/4 at five of them
-INVERSE_PENALTY = 10.0  # scikit-learn's C, on centered unit features
 BLOCK = 512  # rows that are looked at together
 
 
@@ -560,7 +494,7 @@ class PoolPrior(nn.Module):
         return order[:SAMPLE].sort().values
 
     def _fit_regression(self) -> None:
-        weight, bias = logistic_regression(self.labeled, self.labels, self.classes)
+        weight, bias = fit_balanced(self.labeled, self.labels, self.classes)
         self.weight.copy_(weight)
         self.bias.copy_(bias)
         self.confidence[0] = held_out_accuracy(self.labeled, self.labels, self.classes)
@@ -634,47 +568,3 @@ def _share_of_answers(features: Tensor, where: Tensor, outside: Tensor) -> Tenso
     rows = RowPass(FeatureRows(points))
     votes = rows.map(lambda part: answer_votes(part, points[where], points[outside], typical))
     return with_votes(votes, prior)
-
-
-def logistic_regression(points: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Multinomial logistic regression, every class with the same weight.
-
-    points (l, d), labels (l,)  ->  weight (classes, d), bias (classes,); classes without label get no chance
-    """
-    from sklearn.linear_model import LogisticRegression  # slow to load
-
-    present = labels.unique().cpu()
-    weight, bias = points.new_zeros(classes, points.shape[1]), points.new_full((classes,), -1e4)
-    if len(present) < 2:
-        bias[present] = 0.0
-        return weight, bias
-    model = LogisticRegression(C=INVERSE_PENALTY, class_weight="balanced", max_iter=1000)
-    model.fit(points.cpu().double().numpy(), labels.cpu().numpy())
-    found, offset = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
-    if len(present) == 2:  # scikit-learn gives the second class's logit against the first's
-        found, offset = torch.cat([-found, found]) / 2, torch.cat([-offset, offset]) / 2
-    weight[present], bias[present] = found.to(points), offset.to(points)
-    return weight, bias
-
-
-def held_out_accuracy(points: Tensor, labels: Tensor, classes: int) -> float:
-    """Of logistic regression on labels of other folds; NaN where no class has two labels.
-
-    points (l, d), labels (l,)
-    """
-    counts = torch.bincount(labels, minlength=classes)
-    folds = min(FOLDS, int(counts.max()))
-    if folds < 2:
-        return math.nan
-    by_class = labels.argsort(stable=True)
-    place = torch.empty_like(labels)
-    place[by_class] = torch.arange(len(labels), device=labels.device)
-    # Every fold has as equal a share of each class as can be.
-    starts = counts.cumsum(0) - counts
-    fold = (place - starts[labels]) % folds
-    right = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
-    for number in range(folds):
-        out = fold == number
-        weight, bias = logistic_regression(points[~out], labels[~out], classes)
-        right[out] = F.linear(points[out], weight, bias).argmax(dim=1) == labels[out]
-    return float(right[counts[labels] > 1].float().mean())

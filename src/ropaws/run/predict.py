@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ropaws import equations as eq
-from ropaws.classify.pool_prior import matching_temperature
+from ropaws.classify.calibration import matching_temperature
 from ropaws.classify.propagation import (
     Electorate,
     HeldOut,
