@@ -10,19 +10,20 @@ import torch
 from ropaws import RoPAWSClassifier
 from ropaws.classify import head
 from ropaws.classify.class_prior import (
-    NOISE,
+    around,
     bounded,
     checked_class_prior,
     jackknife_error,
     labels_agree,
     sampled,
-    shrunk,
+    sharpened,
     starting_class_prior,
     with_interval,
 )
 from ropaws.classify.classifier import ClassifierSettings, OpenSetClassifier
 from ropaws.classify.head import LabeledRows, Points
 from ropaws.classify.in_class_share import fit_curve, in_class_share
+from ropaws.classify.pool_frequencies import label_parts
 from ropaws.classify.pool_prior import PoolPrior, RowPass
 from ropaws.classify.soft_nn import batch_class_prior, followed
 from ropaws.core.features import FeatureRows
@@ -66,12 +67,16 @@ def test_auto_finds_frequencies_and_is_right_more_often_for_it(labels, junk):
     assert right["uniform"] + 0.01 < right["auto"] < right["true"] + 0.02
 
 
-def test_a_balanced_pool_stays_nearly_balanced():
+def test_a_balanced_pool_stays_balanced():
     random = np.random.default_rng(0)
     X = np.concatenate([c + 0.45 * random.normal(size=(150, 12)) for c in 1.1 * np.eye(12)[:3]])  # noqa: N806
     y = np.full(450, -1)
     y[[0, 1, 2, 150, 151, 152, 300, 301, 302]] = np.repeat(range(3), 3)
-    assert np.abs(RoPAWSClassifier(steps=5).fit(X, y).class_prior_ - 1 / 3).sum() < 0.2
+    model = RoPAWSClassifier(steps=5).fit(X, y)
+    assert model.class_prior_.tolist() == pytest.approx([1 / 3] * 3)
+    low, high = model.class_prior_interval_
+    assert (low < 1 / 3).all()
+    assert (high > 1 / 3).all()
 
 
 def test_uniform_is_what_it_was_to_the_last_digit():
@@ -141,33 +146,35 @@ def test_few_labels_that_differ_by_chance_say_that_classes_are_equal():
     assert sampled(many).tolist() == pytest.approx([0.4, 0.3, 0.3], abs=1e-3)
 
 
-def test_small_differences_are_noise_where_labels_are_equal():
-    assert shrunk(torch.tensor([0.3, 0.36, 0.34]), 0.1, wrong=0.0).tolist() == pytest.approx([1 / 3] * 3)
+def test_counts_are_drawn_away_from_equal_classes_as_wrong_predictions_are_spread():
     counted = np.array([0.8, 0.16, 0.04])
-    distance = np.linalg.norm(counted - 1 / 3)
-    for wrong in (0.0, 0.4):
-        found = shrunk(torch.from_numpy(counted), 0.2, wrong=wrong)
-        expected = counted ** ((1 + wrong) * (1 - (NOISE * 0.2 / distance) ** 4))
-        assert found.tolist() == pytest.approx(expected / expected.sum())
-    # Where nothing is left to chance and every prediction is right, what is found is the truth.
-    assert shrunk(torch.from_numpy(counted), 0.0, wrong=0.0).tolist() == pytest.approx(counted)
-    assert shrunk(torch.from_numpy(counted), math.inf, wrong=0.0).tolist() == pytest.approx([1 / 3] * 3)
+    assert sharpened(torch.from_numpy(counted), wrong=0.0).tolist() == pytest.approx(counted)
+    expected = counted**1.4
+    found = sharpened(torch.from_numpy(counted), wrong=0.4)
+    assert found.tolist() == pytest.approx(expected / expected.sum())
 
 
 def test_the_error_of_a_mean_is_what_the_jackknife_says():
     values = torch.from_numpy(np.random.default_rng(0).normal(size=(20, 3)))
-    left_out = torch.stack([values[torch.arange(20) != i].mean(dim=0) for i in range(20)])
-    expected = float((values.var(dim=0) / 20).sum().sqrt())  # of the mean, in closed form
-    assert jackknife_error(left_out) == pytest.approx(expected)
-    assert jackknife_error(left_out[:1]) == math.inf
+    left_out = [values[torch.arange(20) != i].mean(dim=0) for i in range(20)]
+    torch.testing.assert_close(jackknife_error(left_out), (values.var(dim=0) / 20).sqrt())  # in closed form
+    assert jackknife_error(left_out[:1]) is None
+
+
+def test_an_interval_of_counts_is_that_of_the_jackknife():
+    counts, error = torch.tensor([0.8, 0.15, 0.05]), torch.tensor([0.1, 0.02, 0.1])
+    found = around(torch.tensor([0.9, 0.05, 0.05]), counts, error)
+    assert found.low.tolist() == pytest.approx([0.8 - 0.1645, 0.05, 0])
+    assert found.high.tolist() == pytest.approx([0.9645, 0.15 + 0.0329, 0.05 + 0.1645])
+    unknown = around(counts, counts, None)
+    assert (unknown.low.tolist(), unknown.high.tolist()) == ([0, 0, 0], [1, 1, 1])
 
 
 def test_every_label_is_left_out_once():
-    prior = PoolPrior(4, 3, 10)
-    prior.labels = torch.tensor([0, 0, 1, 2, 1, 2, 2, 0, 1, 1, 2, 0])
-    parts = torch.stack(prior._label_parts())
+    parts = torch.stack(label_parts(torch.tensor([0, 0, 1, 2, 1, 2, 2, 0, 1, 1, 2, 0])))
     assert parts.shape == (10, 12)
     assert (parts.sum(dim=0) == 1).all()
+    assert label_parts(torch.tensor([2])) == []
 
 
 def test_a_lone_label_says_nothing_of_frequencies():

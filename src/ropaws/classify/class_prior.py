@@ -5,7 +5,6 @@ often a random sample of it. The pool itself says the rest: labels are propagate
 the same weight, and the images that each class gets are counted.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -15,7 +14,7 @@ from torch import Tensor
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
-NOISE = 0.9  # distance to equal classes, in standard errors, up to which a pool is taken for balanced
+SPREAD = 1.645  # standard errors to each side, for 90 %
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
 SUM_ERROR = 1e-3  # by which frequencies may miss a sum of one
@@ -98,29 +97,36 @@ def _spread(counts: Tensor) -> float:
     return float(((counts - chance) ** 2).sum() / chance)
 
 
-def shrunk(frequencies: Tensor, error: float, *, wrong: float) -> Tensor:
-    """Counted frequencies without what chance and wrong predictions explain.
+def sharpened(frequencies: Tensor, *, wrong: float) -> Tensor:
+    """Counted frequencies to the power 1 + wrong.   (c,)  ->  (c,) sums to 1
 
-    (c p(y))^g with g = (1 + wrong) (1 - (NOISE error / |p - 1/c|)^4), or 0.   (c,)  ->  (c,) sums to 1
-    error: standard error of the frequencies, over all classes together, as jackknife_error finds it
     wrong: expected share of wrong predictions. They are spread over the classes, so that counts are closer to
         equal classes than the truth is.
     """
-    distance, noise = float((frequencies - 1 / len(frequencies)).norm()), NOISE * error
-    power = (1 + wrong) * (1 - (noise / distance) ** 4) if distance > noise else 0.0
-    found = frequencies**power
+    found = frequencies ** (1 + wrong)
     return found / found.sum()
 
 
-def jackknife_error(left_out: Tensor) -> float:
-    """Standard error of frequencies that were found once more without each of k parts of the labels.
+def jackknife_error(left_out: Sequence[Tensor]) -> Tensor | None:
+    """Standard error of each frequency, found once more without each of k parts of the labels.
 
-    sqrt((k - 1) / k sum_j |p_j - mean p|^2)   (k, c)  ->  infinite for fewer than two parts
+    sqrt((k - 1) / k sum_j (p_j - mean p)^2)   k of (c,)  ->  (c,), None for fewer than two parts
     """
-    parts = len(left_out)
-    if parts < 2:
-        return math.inf
-    return math.sqrt((parts - 1) / parts * float((left_out - left_out.mean(dim=0)).square().sum()))
+    if len(left_out) < 2:
+        return None
+    found = torch.stack(list(left_out))
+    return ((len(found) - 1) * (found - found.mean(dim=0)).square().mean(dim=0)).sqrt()
+
+
+def around(frequencies: Tensor, counted: Tensor, error: Tensor | None) -> ClassPrior:
+    """Give frequencies the intervals of the counts behind them: 1.64 standard errors to each side.
+
+    all (c,); error None: unknown, so that any frequency is possible
+    """
+    if error is None:
+        return ClassPrior(frequencies, torch.zeros_like(counted), torch.ones_like(counted))
+    low, high = (counted - SPREAD * error).clamp_min(0), (counted + SPREAD * error).clamp_max(1)
+    return ClassPrior(frequencies, low.minimum(frequencies), high.maximum(frequencies))
 
 
 def labels_agree(counts: Tensor, frequencies: Tensor) -> bool:

@@ -9,16 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws import equations as eq
-from ropaws.classify.calibration import calibrated_temperature, expected_accuracy, mixed_probs
+from ropaws.classify.calibration import calibrated_temperature, mixed_probs
 from ropaws.classify.class_prior import (
     ClassPrior,
     ClassPriorChoice,
     bounded,
-    differ_by_more_than_chance,
-    jackknife_error,
-    labels_agree,
-    shrunk,
-    smoothed,
     starting_class_prior,
     with_interval,
 )
@@ -41,7 +36,8 @@ from ropaws.classify.in_class_share import (
     share_interval,
 )
 from ropaws.classify.logistic import fit_balanced, held_out_accuracy
-from ropaws.classify.propagation import VOTERS, Kernel, choose_voters, solve_voters
+from ropaws.classify.pool_frequencies import Weighed, estimated
+from ropaws.classify.propagation import VOTERS, choose_voters
 from ropaws.classify.soft_nn import LabeledEmbeddings, followed
 from ropaws.core.features import (
     FeatureRows,
@@ -61,14 +57,6 @@ MEANS_WEIGHT = 2.0  # of class means, against the labels per class of logistic r
 PULL_LABELS = 15.0  # labels per class at which the power of n_y is 1/2: 3/4 at five of them
 BLOCK = 512  # rows that are looked at together
 
-
-# Of the propagation that counts how many images of the pool each class gets.
-COUNTING = Kernel(temperature=0.05, prior_temperature=None)
-HEARING = 0.95  # of what a point has heard that it passes on, so that the propagation ends soon
-PARTS = 10  # of the labels, each left out once, for the error of the counts
-LABEL_SHARE = (
-    0.5  # of the labels' own frequencies where they are a sample of the pool; the rest is the counts
-)
 
 # Out-of-class answers vote for what is near them, on centered unit features.
 VOTE_TEMPERATURE = 0.1
@@ -297,52 +285,14 @@ class PoolPrior(nn.Module):
         likely = self._answered(
             likely, lambda: answer_votes(points, self.labeled, self.outside, self.typical)
         )
-        everything = torch.ones(len(self.labels), dtype=torch.bool, device=self.labels.device)
-        nearest, counts = self._reached(points, likely, everything), self._counts.to(likely)
-        found, start = self._counted(nearest, likely), self.class_prior
-        if start is not None and differ_by_more_than_chance(self._counts.cpu()):
-            # Counts lean to classes with more labels: where the two disagree, nothing is known of the pool.
-            # Equal classes still say that the numbers of labels mean nothing.
-            even = torch.full_like(found, 1 / self.classes)
-            agree = labels_agree(counts, found)
-            self._set_frequencies(torch.lerp(found, start, LABEL_SHARE) if agree else even)
-            self.guessed.fill_(not agree)
-            return
-        self.guessed.fill_(True)
-        left_out = [self._counted(self._reached(points, likely, ~p), likely) for p in self._label_parts()]
-        same = (nearest == self._even_log_probs(points).argmax(dim=1)).to(likely)
-        agreement = float(likely @ same / likely.sum().clamp_min(eq.TINY))
-        right = expected_accuracy(agreement, float(self.confidence[0]), self.classes)
-        error = jackknife_error(torch.stack(left_out)) if left_out else math.inf
-        self._set_frequencies(shrunk(found, error, wrong=1 - right))
-
-    def _counted(self, nearest: Tensor, inside: Tensor) -> Tensor:
-        """Frequencies of the classes of points (n,) that are in-class as likely.   ->  (c,)"""
-        return smoothed(inside.new_zeros(self.classes).index_add(0, nearest, inside))
-
-    def _reached(self, points: Tensor, inside: Tensor, kept: Tensor) -> Tensor:
-        """The class whose labels reach each point (n, d) most, all classes having the same weight.   ->  (n,)
-
-        To count them is nearer to the truth than mean probabilities: no prediction is sure.
-        inside (n,): how likely the points are in-class; kept (l,): which labels
-        """
-        support = LabeledEmbeddings(self.labeled[kept], self.labels[kept], self.classes)
-        heard = solve_voters(
-            points, support.embeddings, support.one_hot, COUNTING, tolerance=0.01, prior=HEARING * inside
-        ).heard
-        return heard.argmax(dim=1)
-
-    def _label_parts(self) -> list[Tensor]:
-        """Parts of the labels with as equal a share of every class as can be; of a lone label none."""
-        if len(self.labels) < 2:  # nothing would be left without it
-            return []
-        by_class = self.labels.argsort(stable=True)
-        parts = torch.zeros(
-            min(PARTS, len(by_class)), len(by_class), dtype=torch.bool, device=by_class.device
+        found = estimated(
+            LabeledEmbeddings(self.labeled, self.labels, self.classes),
+            Weighed(points, likely, self._even_log_probs(points)),
+            self.class_prior,
+            float(self.confidence[0]),
         )
-        for part, chosen in enumerate(parts):
-            chosen[by_class[part :: len(parts)]] = True
-        return list(parts)
+        self.frequencies.copy_(torch.stack(list(found.prior)))
+        self.guessed.fill_(found.guessed)
 
     def _set_frequencies(self, found: Tensor | None) -> None:
         self.frequencies.zero_()
