@@ -33,12 +33,14 @@ from ropaws.methods import PAWS, RoPAWS
 UNEQUAL = (400, 80, 20)
 
 
-def long_tailed(labels, *, seed=0, junk=0):
+def long_tailed(labels, *, seed=0, junk=0, spread=0.35):
     """Three classes that overlap, in a pool of 400, 80 and 20.   ->  X, truth (-1 junk), y"""
     random = np.random.default_rng(seed)
     centers = 1.1 * np.eye(12)[: 3 + (junk > 0)]
     counts = (*UNEQUAL, junk) if junk else UNEQUAL
-    X = np.concatenate([c + 0.35 * random.normal(size=(n, 12)) for c, n in zip(centers, counts, strict=True)])  # noqa: N806
+    X = np.concatenate(
+        [c + spread * random.normal(size=(n, 12)) for c, n in zip(centers, counts, strict=True)]
+    )  # noqa: N806
     truth = np.repeat([0, 1, 2, -1][: len(counts)], counts)
     y = np.full(len(X), -1)
     for label, count in enumerate(labels):
@@ -53,7 +55,7 @@ TRUE = np.array(UNEQUAL) / sum(UNEQUAL)
 def test_auto_finds_frequencies_and_is_right_more_often_for_it(labels, junk):
     right, error = {"uniform": 0.0, "auto": 0.0, "true": 0.0}, 0.0
     for seed in range(2):
-        X, truth, y = long_tailed(labels, seed=seed, junk=junk)  # noqa: N806
+        X, truth, y = long_tailed(labels, seed=seed, junk=junk, spread=0.3)  # noqa: N806
         rows = (y < 0) & (truth >= 0)
         for name in right:
             model = RoPAWSClassifier(class_prior=TRUE if name == "true" else name, steps=40).fit(X, y)

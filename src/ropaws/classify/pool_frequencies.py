@@ -65,7 +65,8 @@ def estimated(support: LabeledEmbeddings, pool: Weighed, start: Tensor | None, h
         mixed = torch.lerp(found, start.to(found), LABEL_SHARE)
         return Estimate(with_interval(bounded(mixed), len(support.labels)), False)
     guess = torch.full_like(found, 1 / support.classes)
-    unequal = not sample and looks_unequal(support, pool, found)
+    several = len(support.labels.unique()) > 1  # else everything is counted for the one
+    unequal = several and not sample and looks_unequal(support, pool, found)
     if unequal:
         agreement = _mean((nearest == pool.plain.argmax(dim=1)).to(found), pool)
         guess = sharpened(found, wrong=1 - expected_accuracy(agreement, held_out, support.classes))
