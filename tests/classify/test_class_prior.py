@@ -38,9 +38,8 @@ def long_tailed(labels, *, seed=0, junk=0, spread=0.35):
     random = np.random.default_rng(seed)
     centers = 1.1 * np.eye(12)[: 3 + (junk > 0)]
     counts = (*UNEQUAL, junk) if junk else UNEQUAL
-    X = np.concatenate(
-        [c + spread * random.normal(size=(n, 12)) for c, n in zip(centers, counts, strict=True)]
-    )  # noqa: N806
+    clouds = zip(centers, counts, strict=True)
+    X = np.concatenate([c + spread * random.normal(size=(n, 12)) for c, n in clouds])  # noqa: N806
     truth = np.repeat([0, 1, 2, -1][: len(counts)], counts)
     y = np.full(len(X), -1)
     for label, count in enumerate(labels):
