@@ -580,6 +580,19 @@ def embed_speed() -> str:
     return table(rows)
 
 
+def rival_trials() -> str:
+    """Accuracy of linear classifiers by how they were trained; and what FixMatch selected."""
+    pools = {name: cells for name, cells in read("rival_trials").items() if name != "machine"}
+    rows = [["", *pools]]
+    for way in next(iter(pools.values())):
+        if way != "draws" and not way.endswith("selected"):
+            shares = [cells.get(f"{way}, selected") for cells in pools.values()]
+            figures = [f"{cells[way]:.1f}" for cells in pools.values()]
+            words = ("" if share is None else f" ({share:.0f} %)" for share in shares)
+            rows.append([way, *(figure + word for figure, word in zip(figures, words, strict=True))])
+    return table(rows)
+
+
 def trials() -> str:
     found = read("head_trials")["variants"]
     columns = {"accuracy, 4": "accuracy", "auroc, 4": "AUROC", "ece, 4": "ECE", "worst ece, 4": "worst ECE"}
@@ -1053,6 +1066,7 @@ SECTIONS = {
     "two-backbones": two_backbones,
     "embed-speed": embed_speed,
     "trials": trials,
+    "rival-trials": rival_trials,
     "demo": demo_table,
     "ablation": ablation,
     "speed": speed,

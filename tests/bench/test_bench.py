@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ropaws.bench import bench as bench_module
 from ropaws.bench.bench import Bench, run_bench
-from ropaws.bench.cells import Budget, Cell, images_per_step, phase_config, steps_for
+from ropaws.bench.cells import FEATURES_RATE, Budget, Cell, images_per_step, phase_config, steps_for
 from ropaws.bench.entries import JUDGES, Data, Network, base_config, check_entries, known_entries, phases_of
 from ropaws.bench.results import paired_difference, summarize
 from ropaws.bench.workers import WorkResult, _attempt, run_all
@@ -391,6 +391,20 @@ def test_budget_counts_views_by_their_pixels(data):
     assert steps_for(base, Supervised(), 3, 10 * labeled, reference=100) == 10
     assert steps_for(base, Supervised(), 3, 10_000 * labeled, reference=100) == 200  # labels alone
     assert steps_for(base, FixMatch(), 3, 1e6, reference=1) > 100
+
+
+@pytest.mark.parametrize("network", ["small", "pretrained"])
+def test_the_fixmatch_family_learns_faster_on_features(data, network):
+    task = Data(str(data)).load()
+    base = base_config(task, Data(str(data)).config(), Network(network), labels=2, steps=10)
+    rates = {}
+    for name in ("fixmatch", "cross-entropy", "ccssl", "paws"):
+        (phase,) = phases_of(name, frozen=base.model.frozen)
+        rates[name] = phase_config(base, phase, 3, 1e5, Budget(steps=10)).optim.peak
+    expected = FEATURES_RATE if network == "pretrained" else 0.03
+    assert rates == dict.fromkeys(("fixmatch", "cross-entropy", "ccssl"), expected) | {
+        "paws": base.optim.peak
+    }
 
 
 def test_phases_share_the_budget(data):
