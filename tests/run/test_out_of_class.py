@@ -22,7 +22,7 @@ def kinds():
     """Three classes, and two kinds of others, one of them close to a class.   ->  features, kind of each"""
     random = np.random.default_rng(0)
     centers = np.eye(5, 24) * 3
-    centers[3] = 0.75 * centers[0] + 0.4 * centers[3]
+    centers[3] = 0.8 * centers[0] + 0.35 * centers[3]
     kind = np.repeat(np.arange(5), PER_KIND)
     return (centers[kind] + 0.35 * random.normal(size=(len(kind), 24))).astype(np.float32), kind
 
