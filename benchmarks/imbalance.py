@@ -10,7 +10,7 @@ nature, beside images of other kinds as in features.py. Labels are drawn from th
 random ("as the pool"), are equally many per class, or are most where the pool has fewest ("reversed").
 Every cell is a file below --work that keeps what each method has reached, so the benchmark can be
 interrupted; draws come last. All figures are of the unlabeled images of the pool. Writes
-results/imbalance.json from the cells that are there.
+results/imbalance.json from the cells that are there; other settings there stay.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from feature_rivals import Problem
 from feature_tasks import TABLE, Data, load
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
-from timing import write_results
+from timing import RESULTS, write_results
 
 from ropaws import RoPAWSClassifier
 from ropaws.core.files import write_json
@@ -245,8 +245,12 @@ def run(options: argparse.Namespace) -> None:
         print(cell.file, {name: round(found[name]["accuracy"], 1) for name in missing}, flush=True)
 
 
-def summary(options: argparse.Namespace) -> dict[str, Any]:
-    """Means over the draws in which RoPAWSClassifier was measured, for the methods that all of these have."""
+def summary(options: argparse.Namespace, published: dict[str, Any]) -> dict[str, Any]:
+    """Means over the draws in which RoPAWSClassifier was measured, for the methods that all of these have.
+
+    Published figures of other methods stay where they are of as many draws: the draws are the same ones. So do
+    settings that were not measured anew.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for cell in cells(options):
         path = options.work / cell.file
@@ -254,7 +258,12 @@ def summary(options: argparse.Namespace) -> dict[str, Any]:
         if OURS in parts:
             name = ", ".join(str(part) for part in cell[:-1])
             found.setdefault(name, []).append(parts)
-    return {name: {"draws": len(parts), **_mean(parts)} for name, parts in found.items()}
+    settings = dict(published)
+    for name, parts in found.items():
+        before = published.get(name, {})
+        kept = before if before.get("draws") == len(parts) else {}
+        settings[name] = {**kept, "draws": len(parts), **_mean(parts)}
+    return settings
 
 
 def _mean(parts: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -298,7 +307,8 @@ def main() -> None:
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
     run(options)
-    write_results("imbalance", {"settings": summary(options)})
+    before = json.loads((RESULTS / "imbalance.json").read_text())["settings"]
+    write_results("imbalance", {"settings": summary(options, before)})
 
 
 if __name__ == "__main__":
