@@ -248,7 +248,7 @@ def run(options: argparse.Namespace) -> None:
 def summary(options: argparse.Namespace, published: dict[str, Any]) -> dict[str, Any]:
     """Means over the draws in which RoPAWSClassifier was measured, for the methods that all of these have.
 
-    Published figures of other methods stay where they are of as many draws: the draws are the same ones. So do
+    Published figures of other methods stay where they are of as many draws: these are the same ones. So do
     settings that were not measured anew.
     """
     found: dict[str, list[dict[str, Any]]] = {}
