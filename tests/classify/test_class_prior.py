@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from ropaws import RoPAWSClassifier
 from ropaws.classify import head
@@ -23,9 +24,16 @@ from ropaws.classify.class_prior import (
 from ropaws.classify.classifier import ClassifierSettings, OpenSetClassifier
 from ropaws.classify.head import LabeledRows, Points
 from ropaws.classify.in_class_share import fit_curve, in_class_share
-from ropaws.classify.pool_frequencies import label_parts
+from ropaws.classify.pool_frequencies import (
+    Weighed,
+    counted,
+    estimated,
+    label_parts,
+    looks_unequal,
+    reached,
+)
 from ropaws.classify.pool_prior import PoolPrior, RowPass
-from ropaws.classify.soft_nn import batch_class_prior, followed
+from ropaws.classify.soft_nn import LabeledEmbeddings, batch_class_prior, followed
 from ropaws.core.features import FeatureRows
 from ropaws.core.records import Support
 from ropaws.methods import PAWS, RoPAWS
@@ -176,6 +184,23 @@ def test_every_label_is_left_out_once():
     assert parts.shape == (10, 12)
     assert (parts.sum(dim=0) == 1).all()
     assert label_parts(torch.tensor([2])) == []
+
+
+@pytest.mark.parametrize(("counts", "unequal"), [((60, 60, 0), False), ((100, 20, 0), True)])
+def test_a_class_without_a_label_does_not_make_a_pool_unequal(counts, unequal):
+    random = torch.Generator().manual_seed(0)
+    truth = torch.repeat_interleave(torch.arange(3), torch.tensor(counts))
+    points = F.normalize(torch.eye(8)[truth] + 0.2 * torch.randn(120, 8, generator=random), dim=1)
+    where = torch.cat([(truth == c).nonzero()[:3, 0] for c in (0, 1)])
+    support = LabeledEmbeddings(points[where], truth[where], 3)
+    pool = Weighed(points, torch.ones(120), torch.eye(3)[truth].log())
+    found = counted(reached(support, pool), pool, 3)
+    assert looks_unequal(support, pool, found) == unequal
+    estimate = estimated(support, pool, None, math.nan)
+    assert estimate.guessed == unequal
+    assert estimate.prior.estimate[:2].tolist() == pytest.approx(
+        [0.83, 0.14] if unequal else [1 / 3] * 2, abs=0.03
+    )
 
 
 def test_a_lone_label_says_nothing_of_frequencies():

@@ -104,7 +104,8 @@ def looks_unequal(support: LabeledEmbeddings, pool: Weighed, found: Tensor) -> b
     """
     with torch.enable_grad():
         seen = counted(_predicted(support, pool, found), pool, support.classes)
-    return float((seen - 1 / support.classes).abs().sum()) > BALANCED
+    seen = seen[support.labels.unique()]  # of a class without a label nothing is seen
+    return float((seen / seen.sum() - 1 / len(seen)).abs().sum()) > BALANCED
 
 
 def _predicted(support: LabeledEmbeddings, pool: Weighed, class_prior: Tensor) -> Tensor:
