@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropaws import equations as eq
+from ropaws.classify.answers import answer_votes, nearest_similarity, with_votes
 from ropaws.classify.calibration import calibrated_temperature, mixed_probs
 from ropaws.classify.class_prior import (
     ClassPrior,
@@ -58,12 +59,8 @@ PULL_LABELS = 15.0  # labels per class at which the power of n_y is 1/2: 3/4 at 
 BLOCK = 512  # rows that are looked at together
 
 
-# Out-of-class answers vote for what is near them, on centered unit features.
-VOTE_TEMPERATURE = 0.1
-PRIOR_WEIGHT = 0.15  # of the prior, in votes of an answer as near as the nearest row mostly is
-POOL_SHARE = (
-    0.5  # of the densities in the prior, where there are answers of both kinds; the rest is their share
-)
+# Of the densities in the prior, where there are answers of both kinds; the rest is their share.
+POOL_SHARE = 0.5
 
 
 class FeaturePass(Protocol):
@@ -457,34 +454,6 @@ def as_they_are(dims: int) -> tuple[Tensor, Tensor]:
 
 def _as_it_is(features: Tensor) -> Tensor:
     return features
-
-
-def nearest_similarity(points: Tensor) -> Tensor:
-    """Mean cosine of a row and the row nearest to it.   (n, d) unit rows  ->  ()"""
-    nearest = [
-        (points[rows] @ points.T)
-        .index_put((torch.arange(len(rows)), rows), points.new_tensor(-1.0))
-        .amax(dim=1)
-        for rows in torch.arange(len(points)).split(BLOCK)
-    ]
-    return torch.cat(nearest).mean()
-
-
-def answer_votes(points: Tensor, inside: Tensor, outside: Tensor, typical: Tensor) -> Tensor:
-    """How loudly answers speak of points: the sum of exp((cos - typical) / t).
-
-    points (n, d), inside (l, d) and outside (o, d) answers: unit rows; typical: nearest_similarity
-    ->  (n, 2) votes for a class, all votes
-    """
-    votes = [
-        ((points @ answers.T - typical) / VOTE_TEMPERATURE).exp().sum(dim=1) for answers in (inside, outside)
-    ]
-    return torch.stack([votes[0], votes[0] + votes[1]], dim=1)
-
-
-def with_votes(votes: Tensor, prior: Tensor) -> Tensor:
-    """(votes for a class + w prior) / (all votes + w).   votes (n, 2), prior (n,)  ->  (n,)"""
-    return (votes[:, 0] + PRIOR_WEIGHT * prior) / (votes[:, 1] + PRIOR_WEIGHT)
 
 
 def in_class_probability(features: Tensor, labels: Tensor, *, classes: int) -> Tensor:
