@@ -24,8 +24,7 @@ from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.explore import fitting
 from ropaws.explore.browsing import Query, browse
 from ropaws.explore.fitting import Answered
-from ropaws.explore.images import ListedImages
-from ropaws.explore.pool import Pool, RunOutputs
+from ropaws.explore.pool import ExploredPool, RunOutputs
 from ropaws.explore.session import Session
 from ropaws.insight import neighbors
 from ropaws.pool.shards import TarMember
@@ -95,9 +94,11 @@ def answer_milliseconds(images: int, points: torch.Tensor) -> float:
         source="other.csv",
     )
     shards = (Path(f"/pool/{number // 10_000:04d}.tar") for number in range(images))
-    shown = ListedImages([TarMember(shard, f"{n:09d}.jpg", 0, 1) for n, shard in enumerate(shards)])
+    shown = tuple(TarMember(shard, f"{n:09d}.jpg", 0, 1) for n, shard in enumerate(shards))
     names = tuple(f"class {number}" for number in range(CLASSES))
-    pool = Pool("pool", shown, points, names, {}, outputs=outputs)
+    pool = ExploredPool(
+        shown, (None,) * images, title="pool", points=points, class_names=names, outputs=outputs
+    )
     with tempfile.TemporaryDirectory() as folder:
         session = Session(pool, Path(folder) / "answers")
         seconds = []

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ropaws.explore.images import ListedImages
-from ropaws.explore.pool import Pool
+from ropaws.explore.pool import ExploredPool
 
 COUNT = 120
 NAMES = ("circle", "square", "star")
@@ -33,14 +32,13 @@ def make_pool(folder, count=COUNT, labels=None, **options):
         path = folder / f"image-{number:03}.png"
         Image.fromarray(random.integers(0, 255, (20, 30, 3), np.uint8)).save(path)
         paths.append(path)
-    images = ListedImages(paths)
-    named = {images.names[number]: name for number, name in (labels or {}).items()}
-    return Pool(
+    named = labels or {}
+    return ExploredPool(
+        tuple(paths),
+        tuple(named.get(number) for number in range(count)),
         title="shapes",
-        images=images,
         points=make_points(count),
         class_names=tuple(sorted(set(named.values()))),
-        labels=named,
         sources=(folder,),
         **options,
     )

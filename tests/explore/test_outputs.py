@@ -16,6 +16,7 @@ from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
 from ropaws.embedding.embedder import Embedder
 from ropaws.explore import outputs
 from ropaws.explore.answer_log import RefusedError
+from ropaws.explore.images import open_shown
 from ropaws.explore.pool import pool_of_run, pool_of_sources
 from ropaws.explore.session import Session
 from ropaws.run.run import Run
@@ -55,8 +56,8 @@ def test_sorted_folders_hold_every_image_once(session):
     finish(session, "folders")
     folder = session.folder / "sorted"
     names = sorted(path.name for path in folder.rglob("*.png"))
-    assert names == sorted(Path(name).name for name in session.pool.images.names)
-    for number, name in enumerate(session.pool.images.names):
+    assert names == sorted(Path(name).name for name in session.pool.names)
+    for number, name in enumerate(session.pool.names):
         answer = session.codes[number] if session.codes[number] != UNLABELED else session.predicted[number]
         place = "out-of-class" if answer == OUT_OF_CLASS else session.answers.classes[int(answer)]
         assert (folder / place / Path(name).name).is_file()
@@ -72,7 +73,7 @@ def test_a_link_that_takes_the_place_of_an_image_is_not_copied(session, tmp_path
     secret.write_text("secret")
 
     def swap():
-        path = session.pool.images.path(5)
+        path = session.pool.images[5]
         path.unlink()
         path.symlink_to(secret)
 
@@ -95,7 +96,7 @@ def test_the_table_of_predictions_tells_answers_from_guesses(session):
     finish(session, "predictions")
     with (session.folder / "predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["path"] for row in rows] == list(session.pool.images.names)
+    assert [row["path"] for row in rows] == list(session.pool.names)
     answered = [row["answered"] == "yes" for row in rows]
     assert answered == (session.codes != UNLABELED).tolist()
     assert [row["out_of_class"] == "True" for row in rows] == [
@@ -220,7 +221,7 @@ def test_from_a_folder_without_labels_to_a_run(tmp_path, capsys):
     session = Session(pool, tmp_path / "out")
     session.auto_refit = False
     ids = {name: session.add_class(name, [], tab="tab") for name in PHOTO_NAMES}
-    for number, name in enumerate(pool.images.names):
+    for number, name in enumerate(pool.names):
         kind = Path(name).name.split("-")[0]
         if kind in ids and int(Path(name).stem.split("-")[1]) < 4:
             session.label([number], ids[kind], why="grid", tab="tab")
@@ -252,7 +253,7 @@ def test_a_run_is_explored_with_its_own_predictions(trained, tmp_path):
     labeled = np.flatnonzero(session.codes >= 0)
     assert len(labeled) == 9
     names = [session.answers.classes[int(code)] for code in session.codes[labeled]]
-    assert [Path(pool.images.names[number]).parent.name for number in labeled] == names
+    assert [Path(pool.names[number]).parent.name for number in labeled] == names
     said = np.sort(Run(run, pool=0).pool.outputs.in_domain.numpy())[:5]
     assert session.fitted.probs.shape == (45, 3)
     assert np.allclose(np.sort(session.fitted.in_class)[:5], said, atol=1e-3)
@@ -264,16 +265,16 @@ def test_a_run_is_explored_with_its_own_predictions(trained, tmp_path):
 def test_a_run_on_arrays_is_explored_and_trained_again(tiny_run, tmp_path):
     pool = pool_of_run(Run(tiny_run, pool=0))
     session = Session(pool, tmp_path / "out")
-    image = pool.images.open(0)
-    assert image.mode == "RGB"
-    assert pool.images.path(0) is None
+    assert open_shown(pool.images[0]).mode == "RGB"
+    assert pool.files is None
+    assert session.thumbnails.get(0).media_type == "image/png"
     with pytest.raises(RefusedError, match="not files"):
         outputs.export(session, "folders")
     outputs._write_inputs(session)
     with np.load(tmp_path / "out/images.npz") as kept:
         assert kept["images"].shape[0] == len(pool)
         assert (kept["labels"] != "").sum() == (session.codes >= 0).sum()
-        assert np.array_equal(kept["images"][0], np.asarray(image.convert("L")))
+        assert np.array_equal(kept["images"][0], np.asarray(open_shown(pool.images[0]).convert("L")))
     assert str(tmp_path / "out/images.npz") in outputs.training_command(
         session, tmp_path / "run", whole=False
     )
@@ -320,7 +321,7 @@ def test_a_huge_image_in_the_pool_is_refused_when_it_is_shown(tmp_path):
     pool = make_pool(tmp_path / "pool", 4)
     Image.new("1", (20_000, 20_000)).save(tmp_path / "pool/image-001.png")
     with pytest.raises(UnreadableError, match="pixels"):
-        pool.images.open(1)
+        open_shown(pool.images[1])
 
 
 def test_progress_of_training_is_read_from_its_files(tmp_path):

@@ -97,8 +97,8 @@ def test_they_are_shown_and_choose_what_to_label_until_a_refit(tmp_path):
     probs = np.full((len(pool), 3), 0.1)
     probs[:, 2] = 0.8
     head = [f"p({name})" for name in NAMES]
-    path = write_table(tmp_path / "theirs.csv", pool.images.names, head, probs.tolist())
-    found = read_predictions(path, pool.images.names)
+    path = write_table(tmp_path / "theirs.csv", pool.names, head, probs.tolist())
+    found = read_predictions(path, pool.names)
     pool = make_pool(tmp_path / "pool", outputs=found.outputs)
     object.__setattr__(pool, "class_names", found.class_names)
     session = Session(pool, tmp_path / "out")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,11 +112,10 @@ def test_images_are_known_by_name_not_by_number(session, tmp_path):
     session.close()
     pool = make_pool(tmp_path / "pool", COUNT)
     fewer = [number for number in range(COUNT) if number != 0]
-    images = type(pool.images)([pool.images.images[number] for number in fewer])
-    moved = type(pool)("shapes", images, pool.points[fewer], (), {}, pool.sources)
+    moved = replace(pool, images=pool.images[1:], labels=pool.labels[1:], points=pool.points[fewer])
     again = Session(moved, tmp_path / "out")
     assert again.codes[0] == ids[1]  # image 1 has taken the place of image 0
-    assert again.answers.labels[pool.images.names[0]] == ids[0]  # and that is not forgotten
+    assert again.answers.labels[pool.names[0]] == ids[0]  # and that is not forgotten
     again.close()
 
 
@@ -453,7 +453,7 @@ def test_filters_of_the_grid(session):
     assert found(sort="number", descending=True)[0] == COUNT - 1
     values = session.confidence[found(sort="confidence")]
     assert (np.diff(values) >= 0).all()
-    names = [session.pool.images.names[number] for number in found(sort="name", descending=True)]
+    names = [session.pool.names[number] for number in found(sort="name", descending=True)]
     assert names == sorted(names, reverse=True)
 
 
@@ -479,8 +479,7 @@ def test_a_name_that_is_not_utf8_can_be_shown(tmp_path):
     pool = make_pool(tmp_path / "pool", 8)
     odd = tmp_path / "pool" / os.fsdecode(b"\xff.png")
     (tmp_path / "pool/image-000.png").rename(odd)
-    pool.images.images = (odd, *pool.images.images[1:])
-    pool.images.names = tuple(map(str, pool.images.images))
+    pool = replace(pool, images=(odd, *pool.images[1:]))
     session = Session(pool, tmp_path / "out")
     assert "\ufffd" in browse(session, Query(limit=1))["items"][0]["name"]
     session.add_class("cat", [0], tab="tab")
@@ -588,7 +587,7 @@ def test_skipped_images_are_not_suggested_again(session):
 def test_an_out_of_class_answer_can_be_confirmed(session):
     session.label([3], OUT_OF_CLASS, why="grid", tab="tab")
     session.confirm([3], tab="tab")
-    assert session.pool.images.names[3] in session.answers.confirmed
+    assert session.pool.names[3] in session.answers.confirmed
 
 
 def test_a_merge_while_a_round_is_fitted_is_kept(session, monkeypatch):
@@ -625,7 +624,7 @@ def test_only_the_beginning_of_an_audit_speaks_for_the_pool(session):
     session.start_audit(20, tab="tab")
     order = session.open_audit()
     session.label([order[0], order[1], order[5]], OUT_OF_CLASS, why="grid", tab="tab")
-    names = session.pool.images.names
+    names = session.pool.names
     assert session.answers.audited() == {names[order[0]], names[order[1]]}
     session.label([order[2]], SKIPPED, why="audit", tab="tab")
     session.label([order[3]], OUT_OF_CLASS, why="audit", tab="tab")
@@ -856,7 +855,7 @@ def test_a_page_in_order_is_that_of_sorting_everything():
 
 
 def test_names_are_sorted_and_searched(session):
-    names = session.pool.images.names
+    names = session.pool.names
     page = browse(session, Query(sort="name", descending=True, limit=7))
     assert [item["name"] for item in page["items"]] == sorted(names, reverse=True)[:7]
     assert page["total"] == COUNT

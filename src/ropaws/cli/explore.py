@@ -138,7 +138,7 @@ def _pool(command: Explore):  # type: ignore[no-untyped-def]
     pool = pool_of_sources(command.unlabeled, command.labeled, embedder)
     if command.probabilities is None:
         return pool
-    found = read_predictions(command.probabilities, pool.images.names, pool.class_names)
+    found = read_predictions(command.probabilities, pool.names, pool.class_names)
     if found.missing:
         few = f"{command.probabilities} has no row for {found.missing:,} images"
         say(f"{few}: all classes are as likely there")

@@ -66,7 +66,7 @@ def _ordered(session: Session, query: Query) -> tuple[int, NDArray[np.int64]]:
         assert query.like is not None
         keys = -_similarity(session, query.like)[kept]
     elif query.sort == "name":
-        keys = session.pool.images.rank[kept]
+        keys = session.pool.rank[kept]
     else:
         values: dict[str, NDArray[Any]] = {
             "confidence": session.confidence,
@@ -136,7 +136,7 @@ def _passes(session: Session, query: Query) -> NDArray[np.bool_]:
         kept &= session.codes == query.label
     if query.text:
         wanted = query.text.casefold()
-        kept &= np.array([wanted in name for name in session.pool.images.folded], bool)
+        kept &= np.array([wanted in name for name in session.pool.folded], bool)
     if query.ids is not None:
         among = np.zeros(len(kept), bool)
         among[[number for number in query.ids if 0 <= number < len(kept)]] = True
@@ -165,7 +165,7 @@ class _Notes:
             return f"{count}; in-class {found.in_class:.0%}", None
         group = int(self.session.duplicates[number])
         if self.view == "duplicates" and group >= 0 and group != number:
-            return f"near duplicate of {_short(self.session.pool.images.names[group])}", None
+            return f"near duplicate of {_short(self.session.pool.names[group])}", None
         return None, None
 
     def _suspected(self, error: SuspectedError) -> tuple[str, int]:
@@ -180,7 +180,7 @@ def _item(session: Session, number: int, notes: _Notes) -> dict[str, Any]:
     group = int(session.duplicates[number])
     return {
         "id": number,
-        "name": _printable(session.pool.images.names[number]),
+        "name": _printable(session.pool.names[number]),
         "label": int(session.codes[number]),
         "predicted": int(session.predicted[number]),
         "confidence": round(float(session.confidence[number]), 4),
@@ -233,7 +233,7 @@ def _nearest(session: Session, number: int) -> list[dict[str, Any]]:
     return [
         {
             "id": int(labeled[place]),
-            "name": _printable(session.pool.images.names[int(labeled[place])]),
+            "name": _printable(session.pool.names[int(labeled[place])]),
             "label": int(session.codes[labeled[place]]),
             "similarity": round(value, 4),
         }

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ropaws.core.files import make_folder, replacing
 from ropaws.core.labels import OUT_OF_CLASS, OUT_OF_CLASS_NAME, UNLABELED
 from ropaws.core.run_layout import CHECKPOINT, CONFIG, METRICS, MODEL, REPORT
 from ropaws.explore.answer_log import SKIPPED, RefusedError
-from ropaws.explore.images import ArrayImages
+from ropaws.explore.images import open_shown
 from ropaws.explore.jobs import CancelledError, Job
 from ropaws.explore.label_table import write_table
 from ropaws.explore.session import TABLE, Session
 from ropaws.insight.neighbors import PoolMap, pool_map
-from ropaws.pool.content import UnreadableError, image_size
+from ropaws.pool.content import Encoded, UnreadableError, image_size
 from ropaws.run.label_files import columns
 from ropaws.run.output_formats import ANSWERED, ENDING, OTHER_TOOLS, FormatName, Output, write_labels
 from ropaws.run.predict import Prediction
@@ -61,7 +60,7 @@ def export(session: Session, kind: str, format: FormatName = "csv") -> str:
 
 def _export_images(session: Session, kind: str, format: FormatName) -> str:
     named = SORTED if kind == "folders" else predictions_name(format)
-    if (kind == "folders" or format in OTHER_TOOLS) and not _are_files(session):
+    if (kind == "folders" or format in OTHER_TOOLS) and session.pool.files is None:
         how = "sorted into folders" if kind == "folders" else f"named in {named}; write a table"
         raise RefusedError(f"these images are not files of their own, so they cannot be {how}")
     if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
@@ -84,7 +83,7 @@ class Shown:
 
     def __init__(self, session: Session) -> None:
         with session.lock:
-            self.images = session.pool.images
+            self.images = session.pool.names
             self.fitted, self.codes = session.fitted, session.codes.copy()
             self.predicted, self.plane = session.predicted, session.plane
             self.names = dict(session.answers.classes)
@@ -101,7 +100,7 @@ class Shown:
     def predictions(self) -> Iterator[tuple[int, Prediction]]:
         """The answer of the person where there is one, else that of the classifier; by number."""
         places = {number: place for place, number in enumerate(self.fitted.classes) if number in self.names}
-        for number, name in enumerate(self.images.names):
+        for number, name in enumerate(self.images):
             own = self.codes[number] >= 0 or self.codes[number] == OUT_OF_CLASS
             answer = int(self.codes[number] if own else self.predicted[number])
             probs = dict.fromkeys(self.names, 0.0)
@@ -151,8 +150,8 @@ def _sort(session: Session, job: Job) -> None:
     """Copies of all images in a folder for each class; those of no class in out-of-class."""
     target = _free(session.folder / SORTED)  # copies of an earlier call may be in classes of then
     make_folder(target)
-    files = [session.pool.images.path(number) for number in range(len(session.pool))]
-    there = {number: path for number, path in enumerate(files) if path is not None and _is_image(path)}
+    files = session.pool.files or []
+    there = {number: path for number, path in enumerate(files) if _is_image(path)}
     shown = Shown(session)
     sorter = Sorter(
         target, tuple(shown.names.values()), tuple(there.values()), move=False, check=_refuse_other
@@ -181,18 +180,13 @@ def _refuse_other(copy: Path) -> None:
         raise ValueError("a file is not an image any more; look at the pool, and sort again")
 
 
-def _are_files(session: Session) -> bool:
-    images = session.pool.images
-    return all(images.path(number) is not None for number in range(len(images)))
-
-
 # Training, in a process of its own: it can be stopped, and resumed by hand
 
 
 def training_command(session: Session, folder: Path, *, whole: bool) -> list[str]:
     """`ropaws train` on the answers, as a person could type it."""
     options = ["--labeled", str(session.folder / TABLE)]
-    if _are_files(session):
+    if session.pool.files is not None:
         if session.pool.sources:
             options += ["--unlabeled", *map(str, session.pool.sources)]
     else:
@@ -260,21 +254,21 @@ def _write_inputs(session: Session) -> None:
             if label != SKIPPED
         ]
     write_table(session.folder / TABLE, rows)
-    if not _are_files(session):
+    if session.pool.files is None:
         pixels = _pixels(session)
         named = names | {OUT_OF_CLASS: OUT_OF_CLASS_NAME}
         labels = np.array([named.get(int(code), "") for code in codes])
         with replacing(session.folder / ARRAYS) as temporary, temporary.open("wb") as file:
-            np.savez(file, images=pixels.squeeze(3) if pixels.shape[3] == 1 else pixels, labels=labels)
+            np.savez(file, images=pixels, labels=labels)
 
 
 def _pixels(session: Session) -> NDArray[np.uint8]:
-    """Of images that are not files.   ->  (n, h, w, channels)"""
-    images = session.pool.images
-    if isinstance(images, ArrayImages):
-        found: NDArray[np.uint8] = images.images[torch.arange(len(images))].permute(0, 2, 3, 1).numpy()
-        return found
-    opened = [np.asarray(images.open(number)) for number in range(len(images))]
+    """Of images that are not files.   ->  (n, h, w) or (n, h, w, 3)"""
+    contents = (image.data if isinstance(image, Encoded) else None for image in session.pool.images)
+    opened = [
+        data if isinstance(data, np.ndarray) else np.asarray(open_shown(image))
+        for data, image in zip(contents, session.pool.images, strict=True)
+    ]
     if len({pixels.shape for pixels in opened}) > 1:
         raise ValueError("these images are not files, and not of one size; save them as files to train")
     return np.stack(opened)

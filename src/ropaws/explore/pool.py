@@ -16,9 +16,9 @@ from ropaws.core.features import FeatureRows, Features, main_directions, princip
 from ropaws.core.labels import OUT_OF_CLASS_NAME
 from ropaws.core.terminal import counted
 from ropaws.embedding.embedder import Embedder, open_images
-from ropaws.explore.images import ArrayImages, ListedImages, ShownImages
-from ropaws.pool.content import remedies
+from ropaws.pool.content import Encoded, ImageRef, remedies
 from ropaws.pool.corpus import ImageStack, pixels_of
+from ropaws.pool.listing import Pool
 from ropaws.pool.remote import absolute_source
 from ropaws.run.outputs import readable_among
 from ropaws.run.run import Run
@@ -36,29 +36,40 @@ class RunOutputs:
     source: str = ""  # the file of someone else's model; none if the run says it
 
 
-@dataclass(frozen=True)
-class Pool:
-    """All images that are shown, labeled or not."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExploredPool(Pool):
+    """All images that are shown, labeled or not, with their features and what is said of them."""
 
     title: str
-    images: ShownImages
     points: Tensor  # (n, d) centered features in their main directions
-    class_names: tuple[str, ...]  # of the labels that the images came with
-    labels: dict[str, str]  # class of each labeled image, by name
+    class_names: tuple[str, ...] = ()  # of the labels that the images came with
     sources: tuple[Path, ...] = ()  # what training may read as unlabeled; none where they are not files
     outputs: RunOutputs | None = None
-    unreadable: str = ""  # a line about images that were left out
     init: tuple[str, ...] = ()  # options of `ropaws train` for the same network
-    outside: tuple[str, ...] = ()  # names of images that came as out-of-class
-
-    def __len__(self) -> int:
-        return len(self.images)
 
     @functools.cached_property
     def lengths(self) -> Tensor:
         """Of the points, never zero.   (n,)"""
         found: Tensor = self.points.norm(dim=1).clamp_min(1e-12)
         return found
+
+    @functools.cached_property
+    def folded(self) -> list[str]:
+        """The names without capital letters, to search in."""
+        return [name.casefold() for name in self.names]
+
+    @functools.cached_property
+    def rank(self) -> NDArray[np.int64]:
+        """The place of each image among all, by name.   (n,)"""
+        rank = np.empty(len(self), np.int64)
+        rank[sorted(range(len(self)), key=self.names.__getitem__)] = np.arange(len(self))
+        return rank
+
+    @property
+    def files(self) -> list[Path] | None:
+        """The images, where all are files here."""
+        found = [image for image in self.images if isinstance(image, Path)]
+        return found if len(found) == len(self) else None
 
     @property
     def foreign(self) -> str:
@@ -70,7 +81,7 @@ def pool_of_sources(
     unlabeled: Sequence[Path],
     labeled: Sequence[Path],
     embedder: Embedder,
-) -> Pool:
+) -> ExploredPool:
     """Images of folders, tables and arrays, with the features of a pretrained network.
 
     Raises:
@@ -79,25 +90,20 @@ def pool_of_sources(
     """
     listing = open_images(unlabeled, labeled)
     embedded = embedder.embed(listing)
-    kept = embedded.kept.tolist()
-    images = ListedImages([listing.images[row] for row in kept])
-    named = {name: label for name, label in zip(images.names, embedded.labels, strict=True) if label}
-    outside = tuple(name for name, label in named.items() if label == OUT_OF_CLASS_NAME)
-    named = {name: label for name, label in named.items() if label != OUT_OF_CLASS_NAME}
-    return Pool(
+    labels = tuple(label or None for label in embedded.labels)
+    return ExploredPool(
+        tuple(listing.images[row] for row in embedded.kept.tolist()),
+        labels,
+        _left_out(item.reason for item in embedded.unreadable),
         title=", ".join(source.name or str(source) for source in (*unlabeled, *labeled)),
-        images=images,
         points=in_main_directions(embedded.rows, embedded.kept),
-        class_names=tuple(sorted(set(named.values()))),
-        labels=named,
-        outside=outside,
+        class_names=tuple(sorted({label for label in labels if label not in (None, OUT_OF_CLASS_NAME)})),
         sources=tuple(map(absolute_source, unlabeled)) if listing.are_files else (),
-        unreadable=_left_out(item.reason for item in embedded.unreadable),
         init=_train_options(embedded.facts),
     )
 
 
-def pool_of_run(run: Run) -> Pool:
+def pool_of_run(run: Run) -> ExploredPool:
     """All training images of a run, with the features of its backbone, and what it says of them.
 
     Raises:
@@ -109,40 +115,40 @@ def pool_of_run(run: Run) -> Pool:
     if isinstance(pixels, Features):
         raise ValueError(f"{run.path} was trained on features; `ropaws explore` shows images")
     kept = readable_among(corpus.train_images, everything)
-    images: ShownImages
+    images: Sequence[ImageRef]
     if isinstance(pixels, ImageStack):
-        images = ListedImages([pixels.files[row] for row in kept.tolist()])
+        images = [pixels.files[row] for row in kept.tolist()]
     elif corpus.train_names and all(Path(name).is_file() for name in corpus.train_names):
-        images = ListedImages([Path(corpus.train_names[row]) for row in kept.tolist()])
+        images = [Path(corpus.train_names[row]) for row in kept.tolist()]
     else:
-        images = ArrayImages(pixels, run.facts.digest)
         kept = everything
+        squares = pixels[kept].permute(0, 2, 3, 1).numpy()
+        squares = squares[..., 0] if squares.shape[3] == 1 else squares
+        images = [Encoded(str(number), square) for number, square in enumerate(squares)]
     features = FeatureRows(run.features(corpus.train_images, kept))
     outputs = run.outputs(corpus.train_images, kept, title=f"Looking at {len(kept):,} images, batches")
     split = run.facts.split
-    place = {row: number for number, row in enumerate(kept.tolist())}
-    labels = {
-        images.names[place[row]]: run.class_names[label]
+    known = dict.fromkeys(corpus.outside.tolist(), OUT_OF_CLASS_NAME)
+    known |= {
+        row: run.class_names[label]
         for row, label in zip(split.indices.tolist(), split.labels.tolist(), strict=True)
-        if row in place
     }
-    return Pool(
+    return ExploredPool(
+        tuple(images),
+        tuple(known.get(row) for row in kept.tolist()),
+        _left_out([""] * (len(everything) - len(kept))),
         title=run.path.name,
-        images=images,
         points=in_main_directions(features, torch.arange(len(kept))),
         class_names=run.class_names,
-        labels=labels,
-        outside=tuple(images.names[place[row]] for row in corpus.outside.tolist() if row in place),
         sources=tuple(map(absolute_source, run.config.data.unlabeled)),
         outputs=RunOutputs(outputs.probs.numpy(), outputs.in_domain.numpy(), run.threshold),
-        unreadable=_left_out([""] * (len(everything) - len(kept))),
     )
 
 
-def _left_out(reasons: Iterable[str]) -> str:
+def _left_out(reasons: Iterable[str]) -> tuple[str, ...]:
     if not (found := list(reasons)):
-        return ""
-    return f"{counted(len(found), 'image')} cannot be read, so left out{remedies(found)}"
+        return ()
+    return (f"{counted(len(found), 'image')} cannot be read, so left out{remedies(found)}",)
 
 
 def in_main_directions(features: Features, rows: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from ropaws.explore import browsing, outputs
 from ropaws.explore.answer_log import RefusedError
 from ropaws.explore.browsing import Query
 from ropaws.explore.guard import Guard
-from ropaws.explore.images import FULL_SIDE, Encoded, encode
+from ropaws.explore.images import FULL_SIDE, Encoded, encode, open_shown, shown_size
 from ropaws.explore.session import Session
 from ropaws.pool.content import UnreadableError
 from ropaws.run.output_formats import FormatName
@@ -213,7 +213,7 @@ def _add_views(app: FastAPI, session: Session) -> None:
     def image(number: int) -> dict[str, Any]:
         found = browsing.details(session, number)
         try:
-            width, height = session.pool.images.size(number)
+            width, height = shown_size(session.pool.images[number])
             found |= {"width": width, "height": height}
         except UnreadableError as error:
             found |= {"width": 0, "height": 0, "note": f"this image cannot be shown: {error}"}
@@ -225,7 +225,7 @@ def _add_views(app: FastAPI, session: Session) -> None:
 
     @app.get("/api/images/{number}/full")
     def full(number: int) -> Response:
-        return _encoded(session, number, lambda n: encode(session.pool.images.open(n), FULL_SIDE))
+        return _encoded(session, number, lambda n: encode(open_shown(session.pool.images[n]), FULL_SIDE))
 
     @app.get("/api/new-classes")
     def new_classes() -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ropaws.core.files import make_folder
-from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
+from ropaws.core.labels import OUT_OF_CLASS, OUT_OF_CLASS_NAME, UNLABELED
 from ropaws.explore import fitting, layout
 from ropaws.explore.answer_log import (
     MOST_CLASSES,
@@ -32,7 +32,7 @@ from ropaws.explore.fitting import Answered, Fitted
 from ropaws.explore.images import Thumbnails
 from ropaws.explore.jobs import Job, Jobs
 from ropaws.explore.label_table import LabelTable
-from ropaws.explore.pool import Pool
+from ropaws.explore.pool import ExploredPool
 from ropaws.insight.accuracy_estimate import PoolAccuracy, audit_half_width, draw_audit
 from ropaws.insight.neighbors import full_map, near_duplicates, quick_map
 
@@ -57,7 +57,7 @@ class Session:
         read_only: Nothing is changed.
     """
 
-    def __init__(self, pool: Pool, folder: Path, *, read_only: bool = False) -> None:
+    def __init__(self, pool: ExploredPool, folder: Path, *, read_only: bool = False) -> None:
         self.pool = pool
         self.folder = folder
         self.read_only = read_only
@@ -68,9 +68,9 @@ class Session:
         self.log = AnswerLog(folder / LOG, read_only=read_only)
         if not read_only:
             _sweep(folder)
-        named = "\0".join(pool.images.names).encode("utf-8", "surrogateescape")
+        named = "\0".join(pool.names).encode("utf-8", "surrogateescape")
         self.pool_id = hashlib.blake2b(named, digest_size=8).hexdigest()  # numbers of images mean the same
-        self.number_of = {name: number for number, name in enumerate(pool.images.names)}
+        self.number_of = {name: number for number, name in enumerate(pool.names)}
         self.thumbnails = Thumbnails(pool.images, None if read_only else folder / THUMBNAILS)
         self.table = None if read_only else LabelTable(folder / TABLE, self._set_table_error)
         self.jobs = Jobs(self._failed)
@@ -78,7 +78,7 @@ class Session:
         self.error: str | None = None
         self.failures = 0  # the page says an error that comes again
         self.table_error: str | None = None
-        self.notice: str | None = " ".join(self.log.notices) or pool.unreadable or None
+        self.notice: str | None = " ".join(self.log.notices or pool.notes) or None
         if pool.foreign:
             shown = f"Predictions are those of {pool.foreign} until you refit"
             self.notice = ". ".join(filter(None, (self.notice, shown)))
@@ -105,13 +105,17 @@ class Session:
         """The labels that images come with become entries of the log, unless it knows these images."""
         answered = {image for entry in self.log.entries for image in entry.get("images") or ()}
         for name in self.pool.class_names:
-            images = [i for i, label in self.pool.labels.items() if label == name and i not in answered]
+            images = [image for image in self._came_as(name) if image not in answered]
             known = {other: number for number, other in self.answers.classes.items()}
             if images or (name not in known and (not self.log.entries or self.pool.foreign)):
                 number = known.get(name, self._next_class())
                 self.log.take_over("class", id=number, name=name, images=images)
-        if outside := [image for image in self.pool.outside if image not in answered]:
+        if outside := [image for image in self._came_as(OUT_OF_CLASS_NAME) if image not in answered]:
             self.log.take_over("label", images=outside, label=OUT_OF_CLASS)
+
+    def _came_as(self, label: str) -> list[str]:
+        """Names of the images that have this label by themselves."""
+        return [name for name, own in zip(self.pool.names, self.pool.labels, strict=True) if own == label]
 
     def _check_same_images(self) -> None:
         """Raise an error if the folder has answers, and all of them are about other images."""
@@ -265,7 +269,7 @@ class Session:
         wrong = next((number for number in numbers if not 0 <= number < count), None)
         if wrong is not None:
             raise RefusedError(f"images have numbers from 0 to {count - 1}, got {wrong}")
-        return [self.pool.images.names[number] for number in dict.fromkeys(numbers)]
+        return [self.pool.names[number] for number in dict.fromkeys(numbers)]
 
     def _check_class(self, number: int) -> None:
         if number not in self.answers.classes:
@@ -310,8 +314,8 @@ class Session:
         named = {name: number for number, name in self.answers.classes.items()}
         if outputs is not None and all(name in named for name in self.pool.class_names):
             ids = tuple(named[name] for name in self.pool.class_names)
-            labels = {name: named[label] for name, label in self.pool.labels.items()}
-            learned = self._numbered(labels | dict.fromkeys(self.pool.outside, OUT_OF_CLASS))
+            numbers = named | {None: UNLABELED, OUT_OF_CLASS_NAME: OUT_OF_CLASS}
+            learned = np.array([numbers[label] for label in self.pool.labels], np.int16)
             fitted = Fitted(ids, outputs.probs, outputs.in_domain, threshold=outputs.threshold)
             if self.pool.foreign:  # there is no run that has suggestions of its own
                 fitted = fitting.with_suggestions(fitted, self.pool.points, answered)
@@ -515,7 +519,7 @@ class Session:
         return [
             number
             for number, error in self.fitted.suspects.items()
-            if self.codes[number] == ids.get(error.label) and self.pool.images.names[number] not in confirmed
+            if self.codes[number] == ids.get(error.label) and self.pool.names[number] not in confirmed
         ]
 
     def open_audit(self) -> list[int]:

@@ -25,10 +25,10 @@ from ropaws.pool.shards import DatasetRow, ParquetRow, TarMember
 
 
 class Encoded(NamedTuple):
-    """An image file that is in memory."""
+    """An image in memory: a file, or its pixels."""
 
     name: str
-    data: bytes
+    data: bytes | NDArray[np.uint8]  # pixels (h, w) or (h, w, 3)
 
     def __str__(self) -> str:
         return self.name
@@ -103,7 +103,8 @@ def read_content(image: ImageRef) -> Content:
     if isinstance(image, DatasetRow | TarMember | ParquetRow | RemoteImage):
         return Content(image.encoded())
     if isinstance(image, Encoded):
-        IMAGE_FILE.check(len(image.data), image.name)
+        if isinstance(image.data, bytes):
+            IMAGE_FILE.check(len(image.data), image.name)
         return Content(image.data)
     with open_regular(image, IMAGE_FILE) as file:
         before = os.fstat(file.fileno())

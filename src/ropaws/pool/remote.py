@@ -19,7 +19,11 @@ T = TypeVar("T")
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+")  # one letter is a drive
 LOCAL = ("file", "local")
-SECRET = re.compile(r"://[^/@]*:[^/@]*@|[?&]([a-z-]*signature|sig|[a-z_]*token)=", re.I)
+SECRET = re.compile(
+    r"://[^/@]*:[^/@]*@"
+    r"|[?&]([a-z_-]*(signature|token|secret|password|credential)|([a-z_-]*[_-])?(key|sig))=",
+    re.I,
+)
 SYSTEM_FILES = re.compile(r"(^|/)(\.|__MACOSX/)")  # what systems put into folders and archives
 PAUSES = (0.5, 2.0)  # seconds before a read that failed is tried again
 

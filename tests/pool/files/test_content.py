@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image
 
 from ropaws.cli.main import main
-from ropaws.explore.images import ListedImages
+from ropaws.explore.images import open_shown, shown_size
 from ropaws.pool import content as module
 from ropaws.pool.array_files import list_arrays
 from ropaws.pool.check import check_data, look_at
@@ -110,9 +110,8 @@ def test_large_jpegs_of_a_dataset_have_keys_of_their_own_and_are_looked_at(tmp_p
     assert read_square(rows[0], 32)[0, 0].tolist() == pytest.approx([255, 0, 0], abs=4)
     look = look_at(paths[1])
     assert (look.size, look.reason) == ((6400, 6410), "")
-    shown = ListedImages(paths)
-    assert shown.size(0) == (6400, 6410)
-    assert max(shown.open(0).size) < 6400
+    assert shown_size(paths[0]) == (6400, 6410)
+    assert max(open_shown(paths[0]).size) < 6400
 
 
 def test_what_could_not_be_read_whole_has_no_key(tmp_path, monkeypatch):
@@ -231,8 +230,8 @@ REFUSED = "a file of format EPS; the formats that are read are JPEG, PNG, WEBP, 
         lambda image: read_square(image, 8),
         lambda image: read_image(image, 8, "both"),
         image_size,
-        lambda image: ListedImages([image]).open(0),
-        lambda image: ListedImages([image]).size(0),
+        open_shown,
+        shown_size,
     ],
 )
 @pytest.mark.parametrize("place", ["file", "dataset"])

@@ -222,6 +222,7 @@ def test_a_report_of_remote_images_loads_nothing_from_a_network(photos, web, tmp
     [
         ("s3://me:secret@bucket/photos", "must not have a password"),
         ("https://host/photos.zip?X-Amz-Signature=abc", "must not have a password"),
+        ("https://host/photos.zip?version=2&api_key=abc", "must not have a password"),
         ("nosuch://bucket/photos", "pip install 'ropaws.remote.'"),
         ("memory://empty/photos", "memory://empty/photos has no image"),
         ("http://127.0.0.1:9/pool.csv", "cannot be read"),
@@ -265,9 +266,8 @@ def test_every_command_takes_addresses(photos, web, tmp_path, capsys):
 
 
 def test_the_page_shows_images_behind_addresses(photos, web):
-    from ropaws.explore.images import ListedImages
+    from ropaws.explore.images import open_shown, version_of
 
-    images = ListedImages(Pool.open(f"{web}/pool/rows-0.png").images)
-    assert images.open(0).size == (36, 36)
-    assert images.version(0) == f"{web}/pool/rows-0.png"
-    assert images.path(0) is None
+    (image,) = Pool.open(f"{web}/pool/rows-0.png").images
+    assert open_shown(image).size == (36, 36)
+    assert version_of(image) == f"{web}/pool/rows-0.png"
