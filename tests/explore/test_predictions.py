@@ -5,6 +5,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from ropaws.explore.page_state import state
 from ropaws.explore.predictions import read_predictions
 from ropaws.explore.session import Session
 from tests.explore.pools import NAMES, make_pool
@@ -107,7 +108,7 @@ def test_they_are_shown_and_choose_what_to_label_until_a_refit(tmp_path):
         assert session.confidence == pytest.approx(0.8)
         assert len(session.suggested()) == 20
         assert not session.auto_refit
-        assert "theirs.csv" in session.state("tab")["notice"]
+        assert "theirs.csv" in state(session, "tab")["notice"]
         session.start_background()
         session.jobs.wait()
         assert session.round == 0

@@ -17,6 +17,7 @@ from ropaws.explore import fitting
 from ropaws.explore.answer_log import SKIPPED, RefusedError
 from ropaws.explore.browsing import Query, _smallest, browse, details, new_class_list
 from ropaws.explore.jobs import Job
+from ropaws.explore.page_state import state
 from ropaws.explore.session import Session
 from ropaws.pool.listing import list_labeled
 from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_points, make_pool, truth
@@ -49,7 +50,7 @@ def fit(session):
 
 
 def test_from_nothing_to_predictions(session):
-    assert [len(session.suggested()), session.state("tab")["round"]] == [20, 0]
+    assert [len(session.suggested()), state(session, "tab")["round"]] == [20, 0]
     assert (session.predicted == UNLABELED).all()
     ids = label_some(session)
     session.label(np.flatnonzero(truth() == OTHERS)[:4].tolist(), OUT_OF_CLASS, why="grid", tab="tab")
@@ -59,19 +60,19 @@ def test_from_nothing_to_predictions(session):
     inside = np.array(session.fitted.classes)[session.fitted.probs.argmax(axis=1)]
     assert (inside == np.array([*ids, -9])[truth()])[known].mean() > 0.95
     assert right.mean() > 0.7
-    state = session.state("tab")
-    assert state["round"] == 1
-    assert state["counts"]["labeled"] == 12
-    assert state["counts"]["out_of_class"] == 4
-    assert [each["labels"] for each in state["classes"]] == [4, 4, 4]
-    assert sum(each["predicted"] for each in state["classes"]) == (session.predicted >= 0).sum()
+    shown = state(session, "tab")
+    assert shown["round"] == 1
+    assert shown["counts"]["labeled"] == 12
+    assert shown["counts"]["out_of_class"] == 4
+    assert [each["labels"] for each in shown["classes"]] == [4, 4, 4]
+    assert sum(each["predicted"] for each in shown["classes"]) == (session.predicted >= 0).sum()
 
 
 def test_the_view_of_out_of_class_images_is_counted_as_it_is_shown(session):
     label_some(session)
     session.label(np.flatnonzero(truth() == OTHERS)[:4].tolist(), OUT_OF_CLASS, why="grid", tab="tab")
     fit(session)
-    counts = session.state("tab")["counts"]
+    counts = state(session, "tab")["counts"]
     assert counts["out_of_class"] == 4
     assert counts["outside"] == browse(session, Query(view="out-of-class"))["total"] > 4
 
@@ -81,7 +82,7 @@ def test_suggestions_and_estimates_follow_a_round(session):
     session.label([int(np.flatnonzero(truth() == OTHERS)[0])], OUT_OF_CLASS, why="grid", tab="tab")
     fit(session)
     assert not set(session.suggested()) & set(np.flatnonzero(session.codes != UNLABELED).tolist())
-    rounds = session.state("tab")["panel"]["rounds"]
+    rounds = state(session, "tab")["panel"]["rounds"]
     assert [(r["round"], r["labels"], r["answered"]) for r in rounds] == [(1, 12, 0)]  # nothing was predicted
     assert 0 <= rounds[0]["low"] <= rounds[0]["accuracy"] <= rounds[0]["high"] <= 1
     first = session.suggested()[0]
@@ -90,7 +91,7 @@ def test_suggestions_and_estimates_follow_a_round(session):
     wrong = next(number for number in session.answers.classes if number != said)
     session.label([session.suggested()[0]], wrong, why="suggested", tab="tab")
     fit(session)
-    last = session.state("tab")["panel"]["rounds"][-1]
+    last = state(session, "tab")["panel"]["rounds"][-1]
     assert last["answered"] == 2
     assert last["right"] in (1, 2)  # the second may have been predicted as `wrong`
 
@@ -178,18 +179,18 @@ def test_a_new_class_from_a_cluster_of_others(session):
 
 def test_frequencies_of_the_classes_are_on_the_panel(session):
     """Unequal labels say that classes are not equally frequent; a class that goes takes the figures along."""
-    assert session.state("tab")["panel"]["frequencies"] == []
+    assert state(session, "tab")["panel"]["frequencies"] == []
     ids = label_some(session, per_class=3)
     session.label(np.flatnonzero(truth() == 0)[3:12].tolist(), ids[0], why="grid", tab="tab")
     fit(session)
-    found = session.state("tab")["panel"]["frequencies"]
+    found = state(session, "tab")["panel"]["frequencies"]
     assert {each["id"] for each in found} == set(ids)
     assert sum(each["estimate"] for each in found) == pytest.approx(1, abs=1e-4)
     assert [each["estimate"] for each in found] == sorted((e["estimate"] for e in found), reverse=True)
     assert all(0 <= each["low"] <= each["estimate"] <= each["high"] <= 1 for each in found)
     assert found[0]["name"] == session.answers.classes[found[0]["id"]]
     session.delete_class(ids[1], tab="tab")
-    assert session.state("tab")["panel"]["frequencies"] == []
+    assert state(session, "tab")["panel"]["frequencies"] == []
 
 
 def test_groups_say_which_images_make_a_class(session):
@@ -227,7 +228,7 @@ def test_an_audit_is_a_random_sample_without_answers(session):
     assert len(set(open_ones)) == 45
     assert (session.codes[open_ones] == UNLABELED).all()
     session.label([open_ones[0]], OUT_OF_CLASS, why="audit", tab="tab")
-    panel = session.state("tab")["panel"]
+    panel = state(session, "tab")["panel"]
     assert (panel["audit"]["answered"], panel["audit"]["of"]) == (1, 45)
     assert 10 <= panel["audit_offer"]["within"] <= 20
     ids, known = list(session.answers.classes), truth()
@@ -235,10 +236,10 @@ def test_an_audit_is_a_random_sample_without_answers(session):
         label = OUT_OF_CLASS if known[number] == OTHERS else ids[known[number]]
         session.label([number], label, why="audit", tab="tab")
     fit(session)
-    estimate = session.state("tab")["panel"]["estimate"]
+    estimate = state(session, "tab")["panel"]["estimate"]
     assert estimate["kind"] == "audit"
     assert estimate["labels"] <= 45
-    audit = session.state("tab")["panel"]["audit"]
+    audit = state(session, "tab")["panel"]["audit"]
     assert (audit["answered"], audit["of"], audit["predicted"]) == (
         45,
         45,
@@ -257,7 +258,7 @@ def test_a_finished_audit_tells_how_many_predictions_were_right(session):
     for number in order[3:11]:
         session.label([number], int(session.predicted[number]), why="audit", tab="tab")
     session.label([order[11]], SKIPPED, why="audit", tab="tab")
-    audit = session.state("tab")["panel"]["audit"]
+    audit = state(session, "tab")["panel"]["audit"]
     assert [audit[name] for name in ("answered", "of", "right", "predicted")] == [12, 12, 8, 11]
 
 
@@ -269,7 +270,7 @@ def test_rounds_are_counted_over_answers_which_only_grow(session):
     session.undo("tab")
     session.label([3], OUT_OF_CLASS, why="grid", tab="tab")
     fit(session)
-    rounds = session.state("tab")["panel"]["rounds"]
+    rounds = state(session, "tab")["panel"]["rounds"]
     assert [(each["labels"], each["answers"]) for each in rounds] == [(12, 12), (9, 15), (12, 16)]
 
 
@@ -288,7 +289,7 @@ def test_a_refit_is_cancelled_while_labeling_goes_on(session, monkeypatch):
     assert begun.wait(PATIENCE)
     assert not session.refit()  # one at a time
     session.label([100], OUT_OF_CLASS, why="grid", tab="tab")  # does not wait
-    assert session.state("tab")["job"]["kind"] == "refit"
+    assert state(session, "tab")["job"]["kind"] == "refit"
     assert session.jobs.cancel().kind == "refit"
     go_on.set()
     session.jobs.wait()
@@ -308,12 +309,12 @@ def test_what_follows_a_job_belongs_to_it(session):
 
     session.jobs.start(Job("refit", "first"), lambda job: None, then=follow)
     assert ended.wait(PATIENCE)
-    assert session.state("tab")["job"]["text"] == "first"
+    assert state(session, "tab")["job"]["text"] == "first"
     with pytest.raises(TimeoutError, match="still first"):
         session.jobs.wait(0.05)
     go_on.set()
     session.jobs.wait()
-    assert session.state("tab")["job"] is None
+    assert state(session, "tab")["job"] is None
 
 
 def test_refits_come_by_themselves_and_miss_no_answer(session):
@@ -347,7 +348,7 @@ def test_a_table_that_cannot_be_written_is_said_and_the_answer_kept(session, mon
     end = time.monotonic() + PATIENCE
     while session.table_error is None and time.monotonic() < end:
         time.sleep(0.01)
-    assert f"{session.folder / 'labels.csv'} could not be written" in session.state("tab")["error"]
+    assert f"{session.folder / 'labels.csv'} could not be written" in state(session, "tab")["error"]
     assert session.codes[0] == 0
 
 
@@ -360,7 +361,7 @@ def test_the_message_of_a_full_disk_goes_away_when_there_is_space(session, monke
         while session.table_error is None:
             assert time.monotonic() < end
             time.sleep(0.01)
-    while session.state("tab")["error"] is not None:  # without another answer
+    while state(session, "tab")["error"] is not None:  # without another answer
         assert time.monotonic() < end
         time.sleep(0.01)
     assert [row["label"] for row in table(session)] == ["cat"]
@@ -400,7 +401,7 @@ def test_every_image_labeled_can_be_fitted(session):
         session.label(numbers, OUT_OF_CLASS if kind == OTHERS else ids[kind], why="grid", tab="tab")
     fit(session)
     assert session.suggested() == []
-    assert session.state("tab")["panel"]["estimate"] is None  # there is nothing left to be right about
+    assert state(session, "tab")["panel"]["estimate"] is None  # there is nothing left to be right about
 
 
 def test_the_estimate_never_learns_from_what_it_judges(monkeypatch):
@@ -688,11 +689,11 @@ def test_undo_during_a_refit_starts_another_with_the_answers_as_they_are(session
     session.label(np.arange(60, 110).tolist(), OUT_OF_CLASS, why="grid", tab="tab")  # many are none
     assert begun.wait(PATIENCE)
     session.undo("tab")
-    assert session.state("tab")["pending"] == 12  # nothing was fitted yet
+    assert state(session, "tab")["pending"] == 12  # nothing was fitted yet
     go_on.set()
     session.jobs.wait()
     assert [int((answered.labels == OUT_OF_CLASS).sum()) for answered in given] == [50, 0]
-    assert session.state("tab")["pending"] == 0
+    assert state(session, "tab")["pending"] == 0
     assert session.made_from == session.digest()
     known = truth() < OTHERS
     assert (session.predicted == truth())[known].mean() > 0.9
@@ -733,12 +734,12 @@ def test_without_refits_by_themselves_the_page_says_stale(session, halted):
     go_on.set()
     session.jobs.wait()
     assert len(given) == 1
-    assert session.state("tab")["pending"] == 4
+    assert state(session, "tab")["pending"] == 4
     session.label([8, 9, 10, 11], 2, why="grid", tab="tab")
-    assert session.state("tab")["pending"] == 6  # two of the four are as they were
+    assert state(session, "tab")["pending"] == 6  # two of the four are as they were
     session.undo("tab")
     fit(session)
-    assert session.state("tab")["pending"] == 0
+    assert state(session, "tab")["pending"] == 0
 
 
 def test_undo_after_a_round_is_due_as_answers_are(session):
@@ -782,14 +783,14 @@ def test_the_number_of_the_round_survives_a_restart(session, tmp_path):
     fit(session)
     fit(session)  # to the same answers: no new round
     assert session.round == 2
-    rounds = session.state("tab")["panel"]["rounds"]
+    rounds = state(session, "tab")["panel"]["rounds"]
     session.close()
 
     again = Session(make_pool(tmp_path / "pool"), tmp_path / "out")
     again.start_background()
     again.jobs.wait()
     assert again.round == 2
-    assert again.state("tab")["panel"]["rounds"] == rounds
+    assert state(again, "tab")["panel"]["rounds"] == rounds
     again.label(others(5), OUT_OF_CLASS, why="grid", tab="tab")
     fit(again)
     assert again.round == 3
@@ -808,7 +809,7 @@ def test_a_deleted_class_leaves_labels_and_predictions_and_comes_back(session):
     assert session.pending == 4
     with pytest.raises(RefusedError, match="no class"):
         session.delete_class(ids[1], tab="tab")
-    assert session.state("tab")["undo"] == "delete class square"
+    assert state(session, "tab")["undo"] == "delete class square"
     session.undo("tab")
     session.jobs.wait()
     assert (session.codes == ids[1]).sum() == 4

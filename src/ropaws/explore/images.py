@@ -19,7 +19,7 @@ from ropaws.pool.content import (
     read_content,
 )
 from ropaws.pool.decoding import decode_whole
-from ropaws.pool.remote import RemoteImage
+from ropaws.pool.remote import address_of
 
 SIDE, FULL_SIDE = 160, 1024  # pixels of a thumbnail and of the large view, at most
 LOSSLESS = 40  # pixels up to which an image is shown as it is, as a PNG
@@ -46,12 +46,13 @@ def shown_size(image: ImageRef) -> tuple[int, int]:
 
 def version_of(image: ImageRef) -> str:
     """Another text when the image may have changed. As open_shown."""
-    if isinstance(image, RemoteImage):
-        return image.address
     if isinstance(image, InMemory):
         return read_content(image).key.hex()
+    place = Path(image if isinstance(image, Path) else image[0])
+    if address_of(place):  # to ask a server each time would take too long
+        return str(image)
     try:
-        facts = Path(image if isinstance(image, Path) else image[0]).stat()
+        facts = place.stat()
     except OSError:
         raise UnreadableError("the file is not there any more") from None
     return f"{facts.st_mtime_ns} {facts.st_size}"

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ropaws.explore import browsing, outputs
+from ropaws.explore import browsing, outputs, page_state
 from ropaws.explore.answer_log import RefusedError
 from ropaws.explore.browsing import Query
 from ropaws.explore.guard import Guard
@@ -196,11 +196,11 @@ def _static(path: Path) -> Response:
 def _add_views(app: FastAPI, session: Session) -> None:
     @app.get("/api/state")
     def state(client: Annotated[str, Field(max_length=LONGEST_TAB)] = "") -> dict[str, Any]:
-        return session.state(client) | {"outputs": outputs.output_facts(session)}
+        return page_state.state(session, client) | {"outputs": outputs.output_facts(session)}
 
     @app.get("/api/columns")
     def columns() -> Response:
-        data, version = session.columns()
+        data, version = page_state.columns(session)
         headers = {"X-Ropaws-Version": version, "Content-Length": str(len(data))}
         parts = (data[start : start + PART] for start in range(0, len(data), PART))
         return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)

@@ -5,7 +5,6 @@ import json
 import re
 import secrets
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,6 @@ HALF_WRITTEN = re.compile(
     r"\.(labels\.csv|predictions\.[a-z.-]+|map\.npz|images\.npz|train\.log)\.[0-9a-f]{16}\.tmp"
 )
 ANSWERS_PER_ROUND = 10  # after which the classifier is refitted by itself
-ENOUGH_LABELS = 4  # per class; fewer are pointed out
 FORGOTTEN = -32768  # in the place of an answer whose class was taken out of the classifier
 AUDIT = 30  # images of a random sample that is offered
 
@@ -363,7 +361,7 @@ class Session:
         with self.lock:
             self.fitted = replace(self.fitted, accuracy=accuracy)
             if not self.read_only and "accuracy" not in self.answers.rounds[-1]:
-                self.log.append("estimate", "", facts=_accuracy_facts(accuracy))
+                self.log.append("estimate", "", facts=accuracy_facts(accuracy))
 
     def _begin_round(self, facts: dict[str, Any], revision: int) -> None:
         """Labels that the last round was fitted to, as after a restart, are no new round."""
@@ -454,53 +452,7 @@ class Session:
             self.table.close()
         self.log.close()
 
-    # What the page shows
-
-    def state(self, tab: str) -> dict[str, Any]:
-        """All small facts; see docs/explore.md."""
-        with self.lock:
-            own, guessed = _counted(self.codes), _counted(self.predicted)
-            job, entry = self.jobs.shown(), self.log.last_undoable(tab)
-            classes = [
-                {"id": number, "name": name, "labels": own[number], "predicted": guessed[number]}
-                for number, name in self.answers.classes.items()
-            ]
-            return {
-                "session": self.id,
-                "pool": self.pool_id,
-                "title": self.pool.title,
-                "read_only": self.read_only,
-                "images": len(self.pool),
-                "revision": self.log.revision,
-                "round": self.round,
-                "model_version": self.model_version,
-                "map_version": self.map_version,
-                "classes": classes,
-                "counts": {
-                    "labeled": sum(own[number] for number in self.answers.classes),
-                    "out_of_class": own[OUT_OF_CLASS],
-                    "outside": len(self.outside()),
-                    "skipped": own[SKIPPED],
-                    "unlabeled": own[UNLABELED],
-                    "suspected": len(self.suspects()),
-                    "duplicates": int((self.duplicates >= 0).sum()),
-                    "suggested": len(self.suggested()),
-                    "audit": len(self.open_audit()),
-                },
-                "job": job and {
-                    "kind": job.kind,
-                    "text": job.text,
-                    "fraction": job.fraction,
-                    "cancellable": job.cancellable,
-                },
-                "error": self.table_error or self.error,
-                "failures": self.failures,
-                "notice": self.notice,
-                "undo": entry and self.describe(entry),
-                "auto_refit": self.auto_refit,
-                "pending": self.pending,
-                "panel": self._panel(classes),
-            }  # fmt: skip
+    # Lists for the page
 
     def suggested(self) -> list[int]:
         """Suggestions that have no answer yet, best first."""
@@ -527,73 +479,11 @@ class Session:
         numbers = (self.number_of.get(name) for name in self.answers.audit)
         return [number for number in numbers if number is not None and self.codes[number] == UNLABELED]
 
-    def _panel(self, classes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        estimate = fitting.estimate_facts(self.fitted.accuracy)
-        audit, left, right = self.answers.audit, len(self.open_audit()), self.answers.audit_right()
-        expected = 0.5 if estimate is None or estimate["accuracy"] is None else estimate["accuracy"]
-        waiting = set(self.suggested())
-        likely = [s.in_class for s in self.fitted.suggestions if s.position in waiting]
-        return {
-            "rounds": [
-                {"round": number, **_accuracy_facts(None), **facts}
-                for number, facts in enumerate(self.answers.rounds, start=1)
-            ],
-            "few": [
-                {**{key: each[key] for key in ("id", "name", "labels")}, "wanted": ENOUGH_LABELS}
-                for each in classes
-                if each["labels"] < ENOUGH_LABELS
-            ],
-            "estimate": estimate,
-            "audit": {
-                "answered": len(audit) - left,
-                "of": len(audit),
-                "within": _points(audit_half_width(len(audit), expected)),
-                "right": sum(right),
-                "predicted": len(right),
-            }
-            if audit
-            else None,
-            "audit_offer": {"images": AUDIT, "within": _points(audit_half_width(AUDIT, expected))},
-            "expected_in_class": sum(likely) if self.fitted.classes and likely else None,
-            "frequencies": self._frequencies(),
-        }
 
-    def _frequencies(self) -> list[dict[str, Any]]:
-        """Of the classes, estimated, the largest first; none once a class is gone, until the refit."""
-        found, names = self.fitted.frequencies, self.answers.classes
-        if not found.keys() <= names.keys():
-            return []
-        ranked = sorted(found.items(), key=lambda pair: -pair[1].estimate)
-        return [{"id": number, "name": names[number], **share._asdict()} for number, share in ranked]
-
-    def columns(self) -> tuple[bytes, str]:
-        """What the map needs of every image, and the version of it."""
-        with self.lock:
-            suspected = np.zeros(len(self.pool), np.uint8)
-            suspected[self.suspects()] = 1
-            parts = (
-                self.plane[:, 0].astype("<f4"),
-                self.plane[:, 1].astype("<f4"),
-                self.predicted.astype("<i2"),
-                self.codes.astype("<i2"),
-                (255 * self.confidence).round().astype(np.uint8),
-                (255 * self.fitted.in_class).round().astype(np.uint8),
-                suspected,
-                (self.duplicates >= 0).astype(np.uint8),
-            )
-            version = f"{self.id}-{self.log.revision}-{self.model_version}-{self.map_version}"
-            return b"".join(part.tobytes() for part in parts), version
-
-
-def _accuracy_facts(accuracy: PoolAccuracy | None) -> dict[str, Any]:
+def accuracy_facts(accuracy: PoolAccuracy | None) -> dict[str, Any]:
     """What the log keeps of the estimate of a round."""
     found = fitting.estimate_facts(accuracy) or {}
     return {name: found.get(name) for name in ("accuracy", "low", "high", "kind")}
-
-
-def _counted(codes: NDArray[np.int16]) -> Counter[int]:
-    numbers, counts = np.unique(codes, return_counts=True)
-    return Counter(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
 
 def _sweep(folder: Path) -> None:
@@ -601,7 +491,3 @@ def _sweep(folder: Path) -> None:
     for path in folder.glob(".*.tmp"):
         if HALF_WRITTEN.fullmatch(path.name):
             path.unlink(missing_ok=True)
-
-
-def _points(share: float) -> int:
-    return round(100 * share)

@@ -12,6 +12,7 @@ import pytest
 from ropaws.classify import head
 from ropaws.explore import browsing, fitting, outputs
 from ropaws.explore.answer_log import RefusedError
+from ropaws.explore.page_state import columns
 from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_pool, truth
 from tests.explore.serving import PATIENCE, TOKEN, served
 
@@ -162,8 +163,8 @@ def cursor(window):
 def on_map(window, session):
     """Where each image is in the window, while the map shows all of them."""
     box = window.page.locator("#map-canvas").bounding_box()
-    columns, _ = session.columns()
-    x, y = (np.frombuffer(columns, "<f4", COUNT, 4 * COUNT * k) for k in (0, 1))
+    packed, _ = columns(session)
+    x, y = (np.frombuffer(packed, "<f4", COUNT, 4 * COUNT * k) for k in (0, 1))
     scale = min((box["width"] - 32) / np.ptp(x), (box["height"] - 32) / np.ptp(y))
     left = box["x"] + box["width"] / 2 + (x - (x.max() + x.min()) / 2) * scale
     top = box["y"] + box["height"] / 2 + (y - (y.max() + y.min()) / 2) * scale

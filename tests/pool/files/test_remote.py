@@ -266,8 +266,12 @@ def test_every_command_takes_addresses(photos, web, tmp_path, capsys):
 
 
 def test_the_page_shows_images_behind_addresses(photos, web):
-    from ropaws.explore.images import open_shown, version_of
+    from ropaws.explore.images import Thumbnails, open_shown, version_of
 
     (image,) = Pool.open(f"{web}/pool/rows-0.png").images
     assert open_shown(image).size == (36, 36)
     assert version_of(image) == f"{web}/pool/rows-0.png"
+    with tarfile.open(photos / "pool.tar", "w") as shard:
+        shard.add(photos / "pool", "pool")
+    members = Pool.open(f"{web}/pool.tar").images
+    assert Thumbnails(members, photos / "small").get(0).data == Thumbnails(members, None).get(0).data
