@@ -102,18 +102,18 @@ class Session:
     def _take_over(self) -> None:
         """The labels that images come with become entries of the log, unless it knows these images."""
         answered = {image for entry in self.log.entries for image in entry.get("images") or ()}
+        came: dict[str, list[str]] = {}  # images by the label that they came with
+        for image, label in zip(self.pool.names, self.pool.labels, strict=True):
+            if label is not None and image not in answered:
+                came.setdefault(label, []).append(image)
         for name in self.pool.class_names:
-            images = [image for image in self._came_as(name) if image not in answered]
+            images = came.get(name, [])
             known = {other: number for number, other in self.answers.classes.items()}
             if images or (name not in known and (not self.log.entries or self.pool.foreign)):
                 number = known.get(name, self._next_class())
                 self.log.take_over("class", id=number, name=name, images=images)
-        if outside := [image for image in self._came_as(OUT_OF_CLASS_NAME) if image not in answered]:
+        if outside := came.get(OUT_OF_CLASS_NAME):
             self.log.take_over("label", images=outside, label=OUT_OF_CLASS)
-
-    def _came_as(self, label: str) -> list[str]:
-        """Names of the images that have this label by themselves."""
-        return [name for name, own in zip(self.pool.names, self.pool.labels, strict=True) if own == label]
 
     def _check_same_images(self) -> None:
         """Raise an error if the folder has answers, and all of them are about other images."""
