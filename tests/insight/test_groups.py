@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ropaws.core.labels import OUT_OF_CLASS, UNLABELED
-from ropaws.insight.groups import Tree, k_means, new_classes
+from ropaws.insight.groups import Kinds, Tree, k_means, new_classes
 
 
 def pool(sizes, *, known, labels=5, spread=0.15, d=32, seed=0):
@@ -103,6 +103,16 @@ def test_rows_that_are_all_alike_are_one_kind():
     points[80:] = points[80]
     (group,) = new_classes(points, labels, in_class, probs)
     assert len(group.members) == 80
+
+
+def test_where_silhouettes_say_nothing_the_likely_number_does(monkeypatch):
+    tree = Tree(torch.randn(200, 4, generator=torch.Generator().manual_seed(0)))
+    monkeypatch.setattr(tree, "_apart", lambda count: 0.2)
+    assert 7 <= tree.best(Kinds(2, 10, 40)) <= 10
+    assert 3 <= tree.best(Kinds(2, 4, 40)) <= 4
+    monkeypatch.setattr(tree, "_apart", lambda count: 0.1 + 0.2 * (count > 20))
+    assert tree.best(Kinds(2, 10, 40)) > 20  # a clear silhouette outweighs it
+    assert tree.best(Kinds(1, 1, 1)) == 1
 
 
 def test_spread_is_the_sum_of_squares_over_what_is_free():

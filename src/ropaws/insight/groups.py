@@ -22,6 +22,7 @@ LEAST_VARIED, MOST_VARIED = 0.1, 0.5  # by which kinds may be wider or narrower 
 RANDOM_STARTS = 5  # of k-means, beside that from Ward's tree
 TRIED = 24  # numbers of kinds whose clusters are compared
 ENOUGH = 0.97  # of the best silhouette
+PULL = 0.3  # to the likely number: of the best silhouette, for a number e times as large
 
 
 class Clusters(NamedTuple):
@@ -37,6 +38,14 @@ class NewClass(NamedTuple):
 
     members: Tensor  # (m,) positions, the most typical first
     typicality: Tensor  # (m,) 1 at the center of the group, 0 where another group is as near
+
+
+class Kinds(NamedTuple):
+    """How many kinds there may be."""
+
+    fewest: int
+    likely: int  # as many as are as large as the classes
+    most: int
 
 
 def k_means(points: Tensor, count: int, *, weights: Tensor | None = None, seed: int = 0) -> Clusters:
@@ -93,8 +102,7 @@ def new_classes(
     points = main_points(features[rows], dims=DIMS, seed=seed)
     tree = Tree(points, seed)
     if groups is None:
-        fewest, most = yardstick(features, labels, in_class, probs, outside, seed=seed)
-        groups = tree.best(fewest, most)
+        groups = tree.best(yardstick(features, labels, in_class, probs, outside, seed=seed))
     clusters = tree.means(groups, seed=seed)
     typicality = _typicality(points, clusters)
     found = []
@@ -107,8 +115,8 @@ def new_classes(
 
 def yardstick(
     features: Tensor, labels: Tensor, in_class: Tensor, probs: Tensor, outside: Tensor, *, seed: int = 0
-) -> tuple[int, int]:
-    """Fewest and most kinds, from how large the known classes are in the same features.
+) -> Kinds:
+    """The number of kinds, from how large the known classes are in the same features.
 
     k-means with as many centers as there are classes leaves rows of the classes at some mean squared distance
     to their center. So many kinds as leave the out-of-class rows at the same distance are as large as the
@@ -131,8 +139,9 @@ def yardstick(
     loose = float(wide.inertia_) / max(float(weights[some].sum()), 1e-12)
     tight, varied = known.spread(count), _variation(points[~outside], classes)
     if tree.spread(1) <= tight * (1 + varied):
-        return 1, 1
-    return tree.kinds(max(loose, tight) * (1 + varied)), tree.kinds(min(loose, tight) * (1 - varied))
+        return Kinds(1, 1, 1)
+    ends = max(loose, tight) * (1 + varied), tight, min(loose, tight) * (1 - varied)
+    return Kinds(*map(tree.kinds, ends))
 
 
 def _variation(points: Tensor, classes: Tensor) -> float:
@@ -196,16 +205,19 @@ class Tree:
             low, high = (middle, high) if self.spread(middle) > spread else (low, middle)
         return low if self.spread(low) * self.spread(high) < spread**2 else high
 
-    def best(self, fewest: int, most: int) -> int:
+    def best(self, kinds: Kinds) -> int:
         """The smallest number of clusters that are about as far apart for their size, by their silhouette, as
-        any: one kind that is cut in two is nearly as far apart.
+        any: one kind that is cut in two is nearly as far apart. It is drawn to the likely number, which
+        counts where there are many kinds: their silhouettes are all alike.
         """
-        if most < 2:
+        if kinds.most < 2:
             return 1
-        tried: list[int] = np.unique(np.geomspace(max(2, fewest), most, TRIED).round().astype(int)).tolist()
-        apart = {count: self._apart(count) for count in tried}
-        enough = max(apart.values()) - (1 - ENOUGH) * abs(max(apart.values()))
-        return next(count for count in tried if apart[count] >= enough)
+        numbers = np.geomspace(max(2, kinds.fewest), kinds.most, TRIED).round().astype(int)
+        tried: list[int] = np.unique(numbers).tolist()
+        apart = np.array([self._apart(count) for count in tried])
+        worth = apart / max(float(abs(apart.max())), 1e-12)
+        worth -= PULL * np.log(np.divide(tried, kinds.likely)) ** 2
+        return tried[int((worth >= worth.max() - (1 - ENOUGH)).argmax())]
 
     def _apart(self, count: int) -> float:
         from sklearn.metrics import silhouette_score
