@@ -4,8 +4,8 @@ python benchmarks/rival_trials.py --data FOLDER [--work FOLDER] [--pools tiny ga
     [--backbone dinov2-small --init FILE --size 98]
 
 FOLDER has tinyimagenet32.npz (train_images of 32 px, train_labels); garments are embedded, digits are
-scikit-learn's. Three pools that are in no table of the bench: 20 classes of Tiny-ImageNet, five kinds of
-garment and six digits, each with as many images of other classes; 4 labels per class. Learning rates of
+scikit-learn's. Three pools that are in no table of the bench on features: 20 classes of Tiny-ImageNet, five
+kinds of garment and six digits, each with 300 images of other classes; 4 labels per class. Learning rates of
 cross-entropy, and rates and thresholds of FixMatch, in as many steps as the bench gives them.
 Accuracy on the unlabeled in-class images of the pool, beside logistic regression; FixMatch with the share of
 the pool that it selects in the last tenth of its steps. Writes results/rival_trials.json.
@@ -40,7 +40,7 @@ from ropaws.run.train_state import in_main_directions
 from ropaws.training.loaders import BatchStream, TrainingData
 from ropaws.training.loop import fit
 
-LABELS, DRAWS, VIEWS = 4, 3, 2
+LABELS, DRAWS, VIEWS = 4, 1, 2
 STEPS = {"cross-entropy": 600, "fixmatch": 430}  # of the bench, where RoPAWS takes 300
 PER_CLASS, OTHERS = 60, 300
 
