@@ -76,6 +76,7 @@ METHODS: dict[str, Method] = {
 }
 OURS = ("ropaws",)
 SINGLE_CHANGES = tuple(name for name in METHODS if name not in OURS)
+PARTS = tuple(name for name in SINGLE_CHANGES if name.startswith("no "))
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ def cells() -> list[Cell]:
         found += [Cell(other, 25, 200 if side else 100, entry) for entry in MAIN]
         found += [Cell(pool, 25, 200, entry) for entry in SINGLE_CHANGES]
         found += [Cell(pool, 25, 200, f"simclr>{entry}") for entry in PAIR]
+        found += [Cell(pool, 25, 200, entry, seed) for seed in (1, 2) for entry in PARTS if side]
         found += [Cell(pool, 4, epochs, entry) for epochs in (200, 600) for entry in MAIN]
         found += [Cell(curated, 4, 200, entry) for entry in MAIN]
     return list(dict.fromkeys(found))
@@ -119,15 +121,15 @@ def halved(images: np.ndarray) -> np.ndarray:
     return blocks.mean(axis=(2, 4)).round().astype(np.uint8)
 
 
-def garments(data: Path | None, path: Path, *, outside: int, small: bool = False) -> None:
-    """A part of the embedded pool, with all of its tests."""
+def garments(data: Path | None, path: Path, *, outside: int, small: bool = False, skipped: int = 0) -> None:
+    """A part of the embedded pool, with all of its tests. skipped: images of each class that others use"""
     corpus, truth = load_corpus(recipes.demo().data), embedded_truth().labels.numpy()
     images, tests = (in_memory(part).squeeze(1).numpy() for part in (corpus.train_images, corpus.test_images))
     if small:
         images, tests = halved(images), halved(tests)
     classes, labels = len(corpus.class_names), corpus.test_labels.numpy()
-    rows = np.concatenate([np.flatnonzero(truth == c)[:PER_CLASS] for c in range(classes)])
-    known, others = labels >= 0, np.flatnonzero(truth >= classes)[:outside]
+    rows = np.concatenate([np.flatnonzero(truth == c)[skipped:][:PER_CLASS] for c in range(classes)])
+    known, others = labels >= 0, np.flatnonzero(truth >= classes)[5 * skipped :][:outside]
     inside, known_tests = (images[rows], truth[rows]), (tests[known], labels[known])
     write(path, inside, images[others], known_tests, tests[~known], list(corpus.class_names))
 

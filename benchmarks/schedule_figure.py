@@ -22,15 +22,23 @@ LINES = {
     "ropaws-paper": ("RoPAWS, as in the paper", "#0072B2"),
     "ropaws": ("RoPAWS, our settings from scratch", "#009E73"),
 }
-MOST_COLUMNS = 6
 Key = tuple[str, int, int]  # data, labels per class, epochs
-MARKERS = ("o", "^", "s", "D")  # by seed
+COLUMNS: tuple[Key, ...] = (
+    ("garments-14", 25, 50),
+    ("garments-14", 25, 200),
+    ("garments-14", 25, 600),
+    ("garments-14", 4, 200),
+    ("curated-14", 25, 200),
+    ("animals-16", 25, 200),
+    ("garments", 25, 200),
+    ("animals", 25, 100),
+)
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A column for each setting that has both PAWS and RoPAWS, a row for each figure over training.
+    """A column for each of COLUMNS that has both PAWS and RoPAWS, a row for each figure over training.
 
-    Every seed is a line, and has a marker.
+    Every seed is a thin line; the thick one is their mean.
     """
     columns = _columns(rows)
     if not columns:
@@ -44,8 +52,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             axes = grid[line, column]
             if (like := first[data.startswith("animals")]) != column:  # the same classes, the same scale
                 axes.sharey(grid[line, like])
-            for cell in cells:
-                _curve(axes, cell, name)
+            for entry in LINES:
+                _curves(axes, [cell for cell in cells if cell["entry"] == entry], name)
             axes.grid(alpha=0.25)
             if column == 0:
                 axes.set_ylabel(title)
@@ -56,33 +64,38 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[Key, list[dict[str, Any]]]:
-    """The first pools first, then many labels, then short schedules."""
-    groups: dict[Key, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["entry"] in LINES:
-            groups.setdefault((row["data"], row["labels"], row["epochs"]), []).append(row)
-    shown = {
-        key: cells
+    groups = {
+        key: [row for row in rows if (row["data"], row["labels"], row["epochs"]) == key] for key in COLUMNS
+    }
+    return {
+        key: [cell for cell in cells if cell["entry"] in LINES]
         for key, cells in groups.items()
         if {"paws", "ropaws-paper"} <= {cell["entry"] for cell in cells}
     }
-    pools = list(dict.fromkeys(data for data, _, _ in shown))
-    order = sorted(shown, key=lambda key: (pools.index(key[0]), -key[1], key[2]))
-    return {key: shown[key] for key in order[:MOST_COLUMNS]}
 
 
 def _legend(figure: Figure, entries: set[str]) -> None:
     shown = [LINES[entry] for entry in LINES if entry in entries]
-    handles = [Line2D([], [], color=color, marker=MARKERS[0], label=label) for label, color in shown]
+    handles = [Line2D([], [], color=color, label=label) for label, color in shown]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
 
 
-def _curve(axes: Axes, cell: dict[str, Any], name: str) -> None:
-    """The weight outside of the classes is dotted, beside that inside; a seed has its own marker."""
-    color, marker = LINES[cell["entry"]][1], MARKERS[cell["seed"] % len(MARKERS)]
+def _curves(axes: Axes, cells: Sequence[dict[str, Any]], name: str) -> None:
+    """Of one method. The weight outside of the classes is dotted, beside that inside."""
     styles = {name: "-", "weight_out": ":"} if name == "weight_in" else {name: "-"}
     for part, style in styles.items():
-        points = [point for point in cell["curve"] if part in point]
-        epochs = [point["step"] / cell["steps"] * cell["epochs"] for point in points]
-        values = [100 * point[part] for point in points]
-        axes.plot(epochs, values, style, color=color, linewidth=1.6, marker=marker, markersize=4)
+        shown = [cell for cell in cells if _is_known(cell, part)]
+        if not shown:
+            continue
+        color = LINES[shown[0]["entry"]][1]
+        steps = [point["step"] / shown[0]["steps"] * shown[0]["epochs"] for point in shown[0]["curve"]]
+        values = np.array([[100 * point[part] for point in cell["curve"]] for cell in shown])
+        if len(shown) > 1:
+            axes.plot(steps, values.T, style, color=color, linewidth=0.7, alpha=0.45)
+        axes.plot(steps, values.mean(axis=0), style, color=color, linewidth=2.2)
+
+
+def _is_known(cell: dict[str, Any], part: str) -> bool:
+    """Weights mean something only where the loss has them."""
+    end = cell["curve"][-1]
+    return part in end and not (part.startswith("weight") and end["selected"] == 1)

@@ -1409,6 +1409,20 @@ def full_scale() -> str:
     return table(rows)
 
 
+def full_scale_hours() -> str:
+    """Of every recipe; those of one kind and length share a row."""
+    found = read("full_scale")
+    rows = [["recipes", "steps", *(f"at least, {gpu}" for gpu in found["published"]), "at SwAV's pace"]]
+    for row in found["rows"].values():
+        for steps in sorted(set(row["steps"].values())):
+            names = [name for name in row["recipes"] if row["steps"][name] == steps]
+            hours, pace = row["hours"][names[0]], row["hours_like_swav"].get(names[0])
+            shown = [f"{hours[gpu]:.1f}" for gpu in found["published"]]
+            listed = ", ".join(f"`{name}`" for name in names)
+            rows.append([listed, f"{steps:,}", *shown, "-" if pace is None else f"{pace:.0f}"])
+    return table(rows)
+
+
 def _from_to(values: list[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
@@ -1430,6 +1444,7 @@ BENCHES = {
     "long-schedule-parts": long_schedule_parts,
     "long-schedule-left": long_schedule_left,
     "full-scale": full_scale,
+    "full-scale-hours": full_scale_hours,
 }
 
 

@@ -113,6 +113,20 @@ def test_contrast_is_a_weighted_term_on_z_of_the_large_views(kind):
     assert (model.z.grad.abs().sum(dim=1) > 1e-9).tolist() == large
 
 
+@pytest.mark.parametrize("kind", [PAWS, RoPAWS])
+def test_supervision_is_the_weighted_loss_of_the_baseline_on_the_supports(kind):
+    model = Table()
+    plain, beside = (step(kind(supervised_weight=weight), model, BATCH) for weight in (0.0, 0.7))
+    baseline = step(Supervised(), model, BATCH).total
+    assert float(beside.parts["cross_entropy"]) == pytest.approx(float(baseline.detach()))
+    assert "cross_entropy" not in plain.parts
+    term = (beside.total - plain.total) / 0.7
+    assert float(term.detach()) == pytest.approx(float(baseline.detach()))
+    assert (beside.selected is None) == (plain.selected is None)
+    term.backward()
+    assert (model.z.grad.abs().sum(dim=1) > 1e-9).tolist() == [row < 12 for row in range(40)]
+
+
 def test_with_all_switches_off_ropaws_is_paws():
     off = RoPAWS(semi_supervised_density=False, in_domain_prior=False, reweighting=False)
     losses, paws = (step(method, Table(), BATCH) for method in (off, PAWS()))
@@ -228,6 +242,7 @@ def test_one_label_a_class_trains():
         (RoPAWS, {"prior_temperature": -0.1}, r"method\.prior_temperature must be positive"),
         (RoPAWS, {"label_ratio": 0}, r"method\.label_ratio must be positive"),
         (RoPAWS, {"reweight_power": -1}, r"method\.reweight_power must be at least 0"),
+        (RoPAWS, {"supervised_weight": -0.1}, r"method\.supervised_weight must be at least 0, got -0\.1"),
         (PAWS, {"contrast_weight": -0.1}, r"method\.contrast_weight must be at least 0, got -0\.1"),
         (RoPAWS, {"contrast_weight": math.nan}, r"method\.contrast_weight must be at least 0, got nan"),
         (RoPAWS, {"contrast_temperature": 0}, r"method\.contrast_temperature must be positive, got 0"),

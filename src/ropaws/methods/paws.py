@@ -19,6 +19,7 @@ from ropaws.core.records import Batch, Losses
 from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.pool_calibration import JudgedMethod
 from ropaws.methods.simclr import with_contrast
+from ropaws.methods.supervised import with_supervision
 from ropaws.pool.augment import AugmentConfig, View
 
 
@@ -37,11 +38,13 @@ class PAWS(JudgedMethod):
     the paper; for short training from scratch, see docs/method.md."""
     contrast_temperature: float = 0.2
     """Of the contrastive loss."""
+    supervised_weight: float = 0.0
+    """Weight of the loss of the supervised baseline beside. Not in the paper; for training from scratch."""
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "contrast_temperature")
         check_share(self, "label_smoothing")
-        check_weight(self, "contrast_weight")
+        check_weight(self, "contrast_weight", "supervised_weight")
         self.check_class_prior(pool=self.judge == "pool")
 
     def views(self, augment: AugmentConfig) -> Mapping[str, View]:
@@ -66,6 +69,7 @@ class PAWS(JudgedMethod):
             mean=mean,
             class_prior=batch_class_prior(self.trained_class_prior(model), known.labeled),
         )
+        losses = with_supervision(losses, known, weight=self.supervised_weight, temperature=self.temperature)
         return with_contrast(
             losses, first.z, second.z, weight=self.contrast_weight, temperature=self.contrast_temperature
         )

@@ -26,6 +26,7 @@ from ropaws.embedding.backbones import Encoder
 from ropaws.methods.method import check_positive, check_share, check_weight
 from ropaws.methods.pool_calibration import POOL_PRIOR, JudgedMethod, fit_pool_prior, pool_prior
 from ropaws.methods.simclr import with_contrast
+from ropaws.methods.supervised import with_supervision
 from ropaws.pool.augment import AugmentConfig, View
 from ropaws.training.loaders import PoolPass
 
@@ -51,13 +52,15 @@ class RoPAWS(JudgedMethod, RoPAWSObjective):
     the paper; for short training from scratch, see docs/method.md."""
     contrast_temperature: float = 0.2
     """Of the contrastive loss."""
+    supervised_weight: float = 0.0
+    """Weight of the loss of the supervised baseline beside. Not in the paper; for training from scratch."""
     in_domain_prior: bool = True
     """Expect a sample far from every label to be out-of-class."""
 
     def __post_init__(self) -> None:
         check_positive(self, "temperature", "sharpen_temperature", "label_ratio", "typical_prior")
         check_positive(self, "tolerance", "contrast_temperature")
-        check_weight(self, "contrast_weight")
+        check_weight(self, "contrast_weight", "supervised_weight")
         check_share(self, "label_smoothing", "typical_prior", "regression_share")
         if self.prior_temperature != "auto":
             check_positive(self, "prior_temperature")
@@ -93,6 +96,7 @@ class RoPAWS(JudgedMethod, RoPAWSObjective):
         if isinstance(prior, float):
             parts = {**losses.parts, "prior_temperature": torch.tensor(prior)}
             losses = losses._replace(parts=parts)
+        losses = with_supervision(losses, known, weight=self.supervised_weight, temperature=self.temperature)
         return with_contrast(
             losses, first.z, second.z, weight=self.contrast_weight, temperature=self.contrast_temperature
         )
