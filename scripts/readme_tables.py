@@ -1336,24 +1336,22 @@ PARTS = {
 
 
 def long_schedule_parts() -> str:
-    """RoPAWS with one change each, where its schedule has any, beside what it changes; the same seeds."""
-    cells = scheduled_cells()
-    keys = dict.fromkeys(_schedule(cell) for cell in cells if cell["entry"] in PARTS)
-    rows = [["pool", "labels", "epochs", "method", *MEASURE_HEADS]]
-    for data, labels, epochs, seed in keys:
-        ends = {
-            cell["entry"]: cell["curve"][-1]
-            for cell in cells
-            if _schedule(cell) == (data, labels, epochs, seed)
-        }
-        for entry, name in {**{name: SCHEDULED[name] for name in ("paws", "ropaws-paper")}, **PARTS}.items():
-            if end := ends.get(entry):
-                rows.append([data, str(labels), str(epochs), name, *_at_the_end([end])])
+    """RoPAWS with one change each beside what it changes, on the draws that all rows of a schedule share."""
+    ends: dict[tuple, dict[str, dict[int, dict]]] = {}
+    for cell in scheduled_cells():
+        schedule = ends.setdefault((cell["data"], cell["labels"], cell["epochs"]), {})
+        schedule.setdefault(cell["entry"], {})[cell["seed"]] = cell["curve"][-1]
+    rows = [["pool", "labels", "epochs", "method", "seeds", *MEASURE_HEADS]]
+    shown = {"paws": SCHEDULED["paws"], "ropaws-paper": SCHEDULED["ropaws-paper"], **PARTS}
+    for (data, labels, epochs), entries in ends.items():
+        if not set(PARTS) & set(entries):
+            continue
+        seeds = set.intersection(*(set(entries[entry]) for entry in shown if entry in entries))
+        for entry in shown:
+            if entry in entries:
+                figures = _at_the_end([entries[entry][seed] for seed in sorted(seeds)])
+                rows.append([data, str(labels), str(epochs), shown[entry], str(len(seeds)), *figures])
     return table(rows) if len(rows) > 1 else "No change is finished yet."
-
-
-def _schedule(cell: dict) -> tuple:
-    return cell["data"], cell["labels"], cell["epochs"], cell["seed"]
 
 
 def _gain(values: list[float]) -> str:
@@ -1374,6 +1372,36 @@ def long_schedule_left() -> str:
     done = len(found["cells"])
     total = done + len(found["begun"]) + len(found["waiting"])
     return f"{done} of {total} runs are finished. Begun: {begun}. The other {len(found['waiting'])} wait."
+
+
+def scratch_budget() -> str:
+    """Of each budget, both methods and their difference draw by draw."""
+    found: dict[tuple, dict[str, dict[int, dict]]] = {}
+    for row in read("scratch_budget")["rows"]:
+        methods = found.setdefault((row["minutes"], row["labels"]), {})
+        methods.setdefault(row["method"], {})[row["seed"]] = row
+    names = {"accuracy": "accuracy", "auroc": "AUROC", "confidence_out": "conf. out", "ece": "ECE"}
+    rows = [["minutes", "labels", "method", "steps", "seconds", "draws", *names.values()]]
+    for (minutes, labels), methods in sorted(found.items()):
+        if len(methods) < 2 or not (seeds := sorted(set.intersection(*map(set, methods.values())))):
+            continue
+        setting = [str(minutes), str(labels)]
+        for method, by_seed in methods.items():
+            ends = [by_seed[seed] for seed in seeds]
+            seconds = f"{statistics.mean(end['cpu_seconds'] for end in ends):.0f}"
+            figures = [_mean_percent([end[name] for end in ends]) for name in names]
+            rows.append([*setting, method, f"{ends[0]['steps']:,}", seconds, str(len(seeds)), *figures])
+        ours, plain = methods["ropaws"], methods["supervised"]
+        gains = [_gain([ours[seed][name] - plain[seed][name] for seed in seeds]) for name in names]
+        rows.append([*setting, "difference", "", "", "", *gains])
+    return table(rows) if len(rows) > 1 else "No pair is finished yet."
+
+
+def scratch_budget_left() -> str:
+    found = read("scratch_budget")
+    seconds = ", ".join(f"{value:.3f} s ({name})" for name, value in found["step_seconds"].items())
+    done, left = len(found["rows"]), len(found["waiting"])
+    return f"A step takes {seconds} of one thread. {done} of {done + left} runs are finished."
 
 
 def full_scale() -> str:
@@ -1443,6 +1471,8 @@ BENCHES = {
     "long-schedule-gain": long_schedule_gain,
     "long-schedule-parts": long_schedule_parts,
     "long-schedule-left": long_schedule_left,
+    "scratch-budget": scratch_budget,
+    "scratch-budget-left": scratch_budget_left,
     "full-scale": full_scale,
     "full-scale-hours": full_scale_hours,
 }
