@@ -3,9 +3,9 @@
 python benchmarks/scratch_budget.py [--work FOLDER] [--only WORD ...] [--report]
 
 Images: those of `ropaws demo --from-scratch`, at 14 px with the small network at half its channels, because
-a step then costs a fifth. Budgets are steps: the demo's 250, which fit into 2 minutes at 28 px on one busy
-core, stand for 2 minutes, and 5 and 30 times as many for 10 and 60. The results have the processor time of a
-step.
+a step then costs a fifth, and for the shortest budget also at 28 px with the whole network. Budgets are
+steps: the demo's 250, which fit into 2 minutes at 28 px on one busy core, stand for 2 minutes, and 5 and 30
+times as many for 10 and 60. The results have the processor time of a step.
 
 supervised is the baseline with the judge, and with the milder crops that suit it; it learns from labels
 alone, whose steps are cheaper, and gets twice as many. ropaws is `ropaws demo --from-scratch`. The draws of
@@ -38,7 +38,7 @@ BUDGETS = {10: 1250, 2: 250, 60: 7500}  # minutes: steps of ours
 OURS = recipes.demo().method
 assert isinstance(OURS, RoPAWS)
 METHODS: dict[str, Method] = {"supervised": Supervised(judge="pool"), "ropaws": OURS}
-NETWORKS = {14: "small-16", 28: "small"}  # pixels per side: network; the images are of the first
+NETWORKS = {14: "small-16", 28: "small"}  # pixels per side: network
 FEW, MANY = 10, 40  # steps, of which the difference is timed
 
 
@@ -48,41 +48,45 @@ class Cell:
     minutes: int
     method: str
     seed: int
+    size: int = 14  # pixels per side
 
     @property
     def name(self) -> str:
-        return f"{self.labels}-{self.minutes}min-{self.method}-seed{self.seed}"
+        of = "" if self.size == 14 else f"{self.size}px-"
+        return f"{of}{self.labels}-{self.minutes}min-{self.method}-seed{self.seed}"
 
 
 def cells() -> list[Cell]:
+    """In the order of what they can tell for their cost."""
+    shown = [(4, 10, 14), (4, 2, 28), (25, 10, 14), (4, 2, 14), (25, 2, 14), (4, 60, 14), (25, 60, 14)]
     return [
-        Cell(labels, minutes, method, seed)
-        for minutes in BUDGETS
-        for labels in (4, 25)
+        Cell(labels, minutes, method, seed, size)
+        for labels, minutes, size in shown
         for seed in SEEDS
         for method in METHODS
     ]
 
 
-def settings(cell: Cell, data: Data, task: Task, size: int = 14) -> RunConfig:
+def settings(cell: Cell, data: Data, task: Task) -> RunConfig:
     base, supervised = recipes.demo(), cell.method == "supervised"
     per_class = min(cell.labels, 8)
     views = max(1, round(SUPPORT_ROWS / (len(task.corpus.class_names) * per_class)))
     augment = recipes.scratch().augment if supervised else base.augment
     base = replace(
         base,
-        model=ModelConfig(backbone=NETWORKS[size]),
+        model=ModelConfig(backbone=NETWORKS[cell.size]),
         data=replace(data.config(), labels_per_class=cell.labels),
-        augment=replace(augment, size=size, small_crops=0),
+        augment=replace(augment, size=cell.size, small_crops=0),
         support=replace(base.support, images_per_class=per_class, views=views),
         train=replace(base.train, seed=cell.seed, threads=1),
     )
     return with_method(with_steps(base, BUDGETS[cell.minutes] * (1 + supervised)), METHODS[cell.method])
 
 
-def run_cell(cell: Cell, data: Data, task: Task, folder: Path) -> dict[str, Any]:
+def run_cell(cell: Cell, work: Path) -> dict[str, Any]:
+    task = (data := pool(work, cell.size)).load()
     config, began = settings(cell, data, task), time.process_time()
-    run = trained(config, folder, task)
+    run = trained(config, work / cell.name / "run", task)
     found = evaluation_figures(run.outputs(task.corpus.test_images), task.corpus.test_labels)
     seconds = time.process_time() - began
     return {**asdict(cell), "steps": config.train.steps, "cpu_seconds": round(seconds), **found}
@@ -91,7 +95,7 @@ def run_cell(cell: Cell, data: Data, task: Task, folder: Path) -> dict[str, Any]
 def step_seconds(work: Path, size: int, method: str) -> float:
     """Processor time of a step, on one thread."""
     task = (data := pool(work, size)).load()
-    config, took = settings(Cell(4, 2, method, 0), data, task, size), []
+    config, took = settings(Cell(4, 2, method, 0, size), data, task), []
     for steps in (FEW, MANY):
         began = time.process_time()
         short = replace(with_steps(config, steps), method=replace(config.method, judge="embedding"))
@@ -138,12 +142,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    task = (data := pool(options.work, 14)).load()
     for cell in [] if options.report else cells():
         path = options.work / cell.name / RESULT
         if path.exists() or (options.only and not any(word in cell.name for word in options.only)):
             continue
-        result = run_cell(cell, data, task, path.parent / "run")
+        result = run_cell(cell, options.work)
         write_json(path, result)
         print(cell.name, result["cpu_seconds"], f"{result['accuracy']:.3f} {result['auroc']:.3f}", flush=True)
     report(options.work)

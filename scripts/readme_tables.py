@@ -1378,14 +1378,14 @@ def scratch_budget() -> str:
     """Of each budget, both methods and their difference draw by draw."""
     found: dict[tuple, dict[str, dict[int, dict]]] = {}
     for row in read("scratch_budget")["rows"]:
-        methods = found.setdefault((row["minutes"], row["labels"]), {})
+        methods = found.setdefault((row.get("size", 14), row["minutes"], row["labels"]), {})
         methods.setdefault(row["method"], {})[row["seed"]] = row
     names = {"accuracy": "accuracy", "auroc": "AUROC", "confidence_out": "conf. out", "ece": "ECE"}
-    rows = [["minutes", "labels", "method", "steps", "seconds", "draws", *names.values()]]
-    for (minutes, labels), methods in sorted(found.items()):
+    rows = [["pixels", "minutes", "labels", "method", "steps", "seconds", "draws", *names.values()]]
+    for key, methods in sorted(found.items()):
         if len(methods) < 2 or not (seeds := sorted(set.intersection(*map(set, methods.values())))):
             continue
-        setting = [str(minutes), str(labels)]
+        setting = [str(part) for part in key]
         for method, by_seed in methods.items():
             ends = [by_seed[seed] for seed in seeds]
             seconds = f"{statistics.mean(end['cpu_seconds'] for end in ends):.0f}"
