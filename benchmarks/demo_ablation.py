@@ -2,9 +2,8 @@
 
 python benchmarks/demo_ablation.py [--seeds 3] [--runs runs/demo-ablation]
 
-With the demo's images, network and steps, without its supervised loss, which scratch_budget.py is about.
-About ten minutes on two cores. Finished runs are used again, so it can be interrupted. Writes
-results/demo_ablation.json.
+With the demo's images, network and steps. About ten minutes on two cores. Finished runs are used
+again, so it can be interrupted. Writes results/demo_ablation.json.
 """
 
 import argparse
@@ -27,8 +26,8 @@ from ropaws.run.config import RunConfig
 from ropaws.run.results import read_evaluation
 
 BASE = recipes.demo()
-assert isinstance(BASE.method, RoPAWS)
-DEMO = replace(BASE.method, supervised_weight=0.0)
+DEMO = BASE.method
+assert isinstance(DEMO, RoPAWS)
 METHODS: dict[str, Method] = {
     "supervised, by distances": Supervised(),
     "supervised": Supervised(judge="pool"),

@@ -37,7 +37,11 @@ SEEDS = (10, 11, 12, 13, 14)
 BUDGETS = {10: 1250, 2: 250, 60: 7500}  # minutes: steps of ours
 OURS = recipes.demo().method
 assert isinstance(OURS, RoPAWS)
-METHODS: dict[str, Method] = {"supervised": Supervised(judge="pool"), "ropaws": OURS}
+METHODS: dict[str, Method] = {
+    "supervised": Supervised(judge="pool"),
+    "ropaws": OURS,
+    "ropaws with supervised loss": replace(OURS, supervised_weight=1.0),
+}
 NETWORKS = {14: "small-16", 28: "small"}  # pixels per side: network
 FEW, MANY = 10, 40  # steps, of which the difference is timed
 
@@ -53,7 +57,7 @@ class Cell:
     @property
     def name(self) -> str:
         of = "" if self.size == 14 else f"{self.size}px-"
-        return f"{of}{self.labels}-{self.minutes}min-{self.method}-seed{self.seed}"
+        return f"{of}{self.labels}-{self.minutes}min-{self.method.replace(' ', '_')}-seed{self.seed}"
 
 
 def cells() -> list[Cell]:

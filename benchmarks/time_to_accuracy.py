@@ -41,7 +41,7 @@ from ropaws.core.optimizers import learning_rate
 from ropaws.core.terminal import Terminal
 from ropaws.embedding.backbones import LITE, PRETRAINED, ModelConfig, cached_view
 from ropaws.embedding.pretrained import weights_input
-from ropaws.methods import RoPAWS, encoder_of
+from ropaws.methods import encoder_of
 from ropaws.pool.augment import center_view
 from ropaws.pool.corpus import Corpus
 from ropaws.pool.sources import DataConfig, load_corpus
@@ -79,8 +79,6 @@ def shortened(config: RunConfig, pool: int, epochs: int) -> RunConfig:
 
 def garments() -> Setting:
     ours = recipes.demo()
-    assert isinstance(ours.method, RoPAWS)
-    ours = replace(ours, method=replace(ours.method, supervised_weight=0.0))  # the demo had none
     corpus = load_corpus(ours.data)
     pool = len(corpus.train_images)
     paper = replace(cifar("fashion-demo", pool, labels_per_class=4), model=ours.model)

@@ -22,7 +22,7 @@ def demo() -> RunConfig:
     assert isinstance(base.method, RoPAWS)
     return replace(
         base,
-        method=replace(base.method, contrast_weight=1.0, supervised_weight=1.0, judge="pool"),
+        method=replace(base.method, contrast_weight=1.0, judge="pool"),
         # Two large views that differ much serve the contrast better than small crops do, at less cost.
         augment=replace(base.augment, scale=(0.4, 1.0), small_crops=0),
     )

@@ -53,7 +53,6 @@ def _from_scratch() -> Protocol:
         judge=ours.judge,
         contrast_weight=ours.contrast_weight,
         contrast_temperature=ours.contrast_temperature,
-        supervised_weight=ours.supervised_weight,
     )
     methods: dict[str, Method] = {"supervised": Supervised(judge=ours.judge), "paws": paws, "ropaws": ours}
     about = "the embedded garments, half of the pool out-of-class, a small network from scratch"
