@@ -780,6 +780,31 @@ def label_errors() -> str:
     return "\n\n".join(parts)
 
 
+def label_checks() -> str:
+    """Labels that are named as suspected errors, and how many of them are wrong; sums over collections."""
+    rows = [
+        [
+            "labels per class",
+            "flipped",
+            "labels",
+            "wrong",
+            "contradicted",
+            "by chance",
+            "named",
+            "wrong of these",
+        ]
+    ]
+    collections = read("label_checks")["collections"].values()
+    for group in zip(*collections, strict=True):
+        sums = [sum(row[key] for row in group) for key in CHECKED]
+        share = f"{100 * group[0]['rate']:.0f} %"
+        rows.append([str(group[0]["per class"]), share, *(f"{value:.1f}" for value in sums)])
+    return table(rows)
+
+
+CHECKED = ("labels", "wrong", "contradicted", "by chance", "named", "named and wrong")
+
+
 def _ranking_means(rows: dict) -> str:
     """Every ranking, mean over all settings with so many labels per class."""
     counts = sorted({key.split(", ")[1] for key in rows}, key=int)
@@ -1045,6 +1070,7 @@ SECTIONS = {
     "ray-scale": ray_scale,
     "billion": billion,
     "label-errors": label_errors,
+    "label-checks": label_checks,
     "accuracy-in-class": lambda: accuracy_estimate("in-class"),
     "accuracy-overall": lambda: accuracy_estimate("overall"),
     "audit-sizes": audit_sizes,
