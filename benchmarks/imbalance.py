@@ -1,7 +1,8 @@
 """Pools whose classes are not equally frequent: RoPAWSClassifier against what people use on features.
 
 python benchmarks/imbalance.py --data FOLDER [--features lite0=FOLDER dinov2-s=FOLDER] [--work FOLDER]
-    [--pools cifar10 solar xrays] [--junk none svhn cifar100] [--labels 40] [--draws 5] [--methods ...]
+    [--pools cifar10 solar xrays] [--junk none svhn cifar100] [--kinds "as the pool" equal reversed]
+    [--labels 40] [--draws 5] [--methods ...]
 
 FOLDER of --features is a --work folder of feature_collections.py; features are computed where they are
 missing. CIFAR-10 is in a long tail: the largest class has up to 300 images, the smallest one ratio times
@@ -41,6 +42,7 @@ FIRST_DRAW = 1  # draw 0 was looked at while "auto" was made, so it is in no tab
 SETTINGS = (
     (1, "equal"), (10, "as the pool"), (100, "as the pool"), (10, "equal"), (100, "equal"), (10, "reversed"),
 )  # fmt: skip
+KINDS = ("as the pool", "equal", "reversed")
 JUNK = ("none", "svhn", "cifar100")
 REAL = {"solar": "solar cells + X-rays, Tiny-ImageNet", "xrays": "X-rays + solar cells, Tiny-ImageNet"}
 NETWORKS = {"lite0": Network(views=0), "dinov2-s": Network("dinov2-small", views=0)}
@@ -220,6 +222,12 @@ def measure(p: Pool, answer: Answer) -> dict[str, float]:
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
+    for cell in every_cell(options):
+        if cell.kind in options.kinds:
+            yield cell
+
+
+def every_cell(options: argparse.Namespace) -> Iterator[Cell]:
     for draw in range(FIRST_DRAW, FIRST_DRAW + options.draws):
         for network, labels in itertools.product(options.features, options.labels):
             for inside in options.pools:
@@ -299,6 +307,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/imbalance"))
     parser.add_argument("--pools", nargs="+", choices=("cifar10", *REAL), default=["cifar10", *REAL])
     parser.add_argument("--junk", nargs="+", choices=JUNK, default=list(JUNK))
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--labels", nargs="+", type=int, default=[40])
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
