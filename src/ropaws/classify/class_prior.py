@@ -5,6 +5,7 @@ often a random sample of it. The pool itself says the rest: labels are propagate
 the same weight, and the images that each class gets are counted.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 ClassPriorChoice = Literal["auto", "uniform", "labels"] | Sequence[float]
 CHOICES = ("auto", "uniform", "labels")
 INTERVAL = (0.05, 0.95)
+NOISE = 0.9  # distance to equal classes, in standard errors, up to which counts say nothing
 SPREAD = 1.645  # standard errors to each side, for 90 %
 AGREEMENT = 0.1  # log likelihood that each label has to gain, for the labels to be a sample of the pool
 LEAST = 0.1  # of 1 / classes: no class is taken for rarer, as one that is given no chance is never found
@@ -97,13 +99,18 @@ def _spread(counts: Tensor) -> float:
     return float(((counts - chance) ** 2).sum() / chance)
 
 
-def sharpened(frequencies: Tensor, *, wrong: float) -> Tensor:
-    """Counted frequencies to the power 1 + wrong.   (c,)  ->  (c,) sums to 1
+def shrunk(frequencies: Tensor, error: Tensor | None, *, wrong: float) -> Tensor:
+    """Counted frequencies without what chance and wrong predictions explain.
 
+    (c p(y))^g with g = (1 + wrong) (1 - (NOISE |e| / |p - 1/c|)^4), or 0.   (c,)  ->  (c,) sums to 1
+    error (c,): standard error e of each frequency, None if unknown
     wrong: expected share of wrong predictions. They are spread over the classes, so that counts are closer to
         equal classes than the truth is.
     """
-    found = frequencies ** (1 + wrong)
+    distance = float((frequencies - 1 / len(frequencies)).norm())
+    noise = math.inf if error is None else NOISE * float(error.norm())
+    power = (1 + wrong) * (1 - (noise / distance) ** 4) if distance > noise else 0.0
+    found = frequencies**power
     return found / found.sum()
 
 

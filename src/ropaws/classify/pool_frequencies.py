@@ -20,7 +20,7 @@ from ropaws.classify.class_prior import (
     differ_by_more_than_chance,
     jackknife_error,
     labels_agree,
-    sharpened,
+    shrunk,
     smoothed,
     with_interval,
 )
@@ -64,15 +64,16 @@ def estimated(support: LabeledEmbeddings, pool: Weighed, start: Tensor | None, h
     if start is not None and sample and labels_agree(numbers.to(found), found):
         mixed = torch.lerp(found, start.to(found), LABEL_SHARE)
         return Estimate(with_interval(bounded(mixed), len(support.labels)), False)
+    parts = (_without(support, part) for part in label_parts(support.labels))
+    error = jackknife_error([counted(reached(rest, pool), pool, support.classes) for rest in parts])
     guess = torch.full_like(found, 1 / support.classes)
     several = len(support.labels.unique()) > 1  # else everything is counted for the one
     unequal = several and not sample and looks_unequal(support, pool, found)
     if unequal:
         agreement = _mean((nearest == pool.plain.argmax(dim=1)).to(found), pool)
-        guess = sharpened(found, wrong=1 - expected_accuracy(agreement, held_out, support.classes))
-    parts = (_without(support, part) for part in label_parts(support.labels))
-    left_out = [counted(reached(rest, pool), pool, support.classes) for rest in parts]
-    return Estimate(around(bounded(guess), found, jackknife_error(left_out)), sample or unequal)
+        right = expected_accuracy(agreement, held_out, support.classes)
+        guess = shrunk(found, error, wrong=1 - right)
+    return Estimate(around(bounded(guess), found, error), sample or unequal)
 
 
 def counted(nearest: Tensor, pool: Weighed, classes: int) -> Tensor:
