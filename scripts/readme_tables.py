@@ -562,11 +562,11 @@ def _against_the_best(found: dict) -> list[str]:
 
 def two_backbones() -> str:
     """Accuracy of two networks alone and together."""
-    rows = [["images", "network", "LR, 1 / 4 / 25 labels", "ours, 1 / 4 / 25 labels"]]
-    for name, found in read("two_backbones")["rows"].items():
-        kinds = (found[kind] for kind in ("logistic regression", OURS))
-        figures = [" / ".join(f"{value:.1f}" for value in kind) for kind in kinds]
-        rows.append([*name.rsplit(", ", 1), *figures])
+    found = read("two_backbones")["rows"]
+    ways = list(next(iter(found.values())))
+    rows = [["network", *(f"{way}, 1 / 4 / 25 labels" for way in ways)]]
+    for name, row in found.items():
+        rows.append([name, *(" / ".join(f"{value:.1f}" for value in row[way]) for way in ways)])
     return table(rows)
 
 
