@@ -98,7 +98,7 @@ def test_analyze_run_finds_the_wrong_labels(example, tmp_path):
     printed = example("analyze_run", "out")
     assert percents(printed)[0] > 0.5  # chance is a third
     suspected = re.findall(r"suspected label error: labeled.npz#(\d+) ", printed)
-    assert {"3", "12"} & set(suspected)
+    assert len({"3", "11", "23", "31", "43", "51"} & set(suspected)) >= 3
     assert printed.count("label next: unlabeled-0.npz#") == 3
     assert "<html" in (tmp_path / "out/textures/report.html").read_text()
 

@@ -87,14 +87,14 @@ class Bench:
     list: bool = False
     """List the protocols, with published figures, and the methods."""
     network: str = "small"
-    """small: trained from scratch. pretrained: a head on the frozen features of EfficientNet-Lite0, or of
-    another network that `ropaws backbones` lists, by its name."""
+    """small: from scratch. A head on frozen features: pretrained (EfficientNet-Lite0), or a name of `ropaws
+    backbones`."""
     init: Path = PRETRAINED
-    """Weight file of the pretrained network, where it is not to be downloaded."""
+    """Weight file of that network."""
     steps: int | None = None
     """Steps of RoPAWS, by default 400 (300 on features, or the protocol's); all others see as many images."""
     equal: Literal["images", "time"] = "images"
-    """What all methods have the same of: images seen, or seconds of training."""
+    """Equal for all methods: images seen, or seconds."""
     seconds: float | None = None
     """With --equal time: of each cell, by default 60."""
     curve: int = 4

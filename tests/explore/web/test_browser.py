@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from ropaws.classify import head
-from ropaws.explore import browsing, fitting, outputs
+from ropaws.explore import browsing, fitting, outputs, page_state
 from ropaws.explore.answer_log import RefusedError
 from ropaws.explore.page_state import columns
+from ropaws.insight import label_errors
 from tests.explore.pools import COUNT, NAMES, OTHERS, label_some, make_pool, truth
 from tests.explore.serving import PATIENCE, TOKEN, served
 
@@ -33,7 +34,12 @@ def server(tmp_path):
 def fitted(tmp_path_factory):
     """A model of some labels, two of which are wrong, shared by the tests that need one."""
     folder = tmp_path_factory.mktemp("fitted")
-    with served(make_pool(folder / "pool"), folder / "out") as (client, session):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        served(make_pool(folder / "pool"), folder / "out") as (client, session),
+    ):
+        patch.setattr(label_errors, "GAIN", -np.inf)  # so few errors may be chance
+        patch.setattr(label_errors, "ERROR_RATES", (0.3,))
         ids = label_some(session, per_class=6)
         session.label(np.flatnonzero(truth() == OTHERS)[:6].tolist(), -2, why="grid", tab="tab")
         session.label(np.flatnonzero(truth() == 0)[6:8].tolist(), ids[1], why="grid", tab="tab")
@@ -402,13 +408,13 @@ def test_the_last_answer_of_a_list_is_undone_and_given_again(server, opened, mon
     """By one key, as soon as the image is back, however late the server's answers come."""
     client, session = server
     window = opened(client)
-    browse, columns = browsing.browse, session.columns
+    browse, packed = browsing.browse, page_state.columns
     rest = len(session.suggested())
     for left in range(rest - 1, -1, -1):
         number = cursor(window)
         if left == 0:
             monkeypatch.setattr(browsing, "browse", lambda *args: time.sleep(0.3) or browse(*args))
-            monkeypatch.setattr(session, "columns", lambda: time.sleep(0.3) or columns())
+            monkeypatch.setattr(page_state, "columns", lambda of: time.sleep(0.3) or packed(of))
         window.press("1")
         wait_until(window, lambda left=left: len(session.suggested()) == left)
     window.press("z")
