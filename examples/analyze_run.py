@@ -5,7 +5,8 @@ pool shows no texture at all. `ropaws.Run` is a run folder as one object; what y
 and kept.
 
 Expect an accuracy of 90 percent or more, most of the wrong labels (images 3, 11, 23, 31, 43 and 51) among the
-suspected label errors, three images to label next with the reason for each, and one self-contained page, report.html.
+suspected label errors, three images to label next with the reason for each, and one self-contained page,
+report.html.
 """
 
 import sys
