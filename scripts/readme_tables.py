@@ -974,7 +974,7 @@ def ray_scale() -> str:
         whole = f"{took['seconds']:.0f}" if "seconds" in took else "-"
         rows.append([way, f"{took['images_per_second']:,}", whole])
     return (
-        f"{found['images']:,} small images on two cores that other programs used as well (load average"
+        f"{found['images']:,} small images on two cores (load average"
         f" {found['load_average']:.0f}; `python benchmarks/ray_scale.py`):\n\n" + table(rows)
     )
 

@@ -126,7 +126,8 @@ def pool_of_run(run: Run) -> ExploredPool:
         squares = squares[..., 0] if squares.shape[3] == 1 else squares
         images = [Encoded(str(number), square) for number, square in enumerate(squares)]
     features = FeatureRows(run.features(corpus.train_images, kept))
-    outputs = run.outputs(corpus.train_images, kept, title=f"Looking at {len(kept):,} images, batches")
+    title = f"Looking at {len(kept):,} images, batches"
+    probs, in_domain = run.probabilities(corpus.train_images, kept, title=title)
     split = run.facts.split
     known = dict.fromkeys(corpus.outside.tolist(), OUT_OF_CLASS_NAME)
     known |= {
@@ -141,7 +142,7 @@ def pool_of_run(run: Run) -> ExploredPool:
         points=in_main_directions(features, torch.arange(len(kept))),
         class_names=run.class_names,
         sources=tuple(map(absolute_source, run.config.data.unlabeled)),
-        outputs=RunOutputs(outputs.probs.numpy(), outputs.in_domain.numpy(), run.threshold),
+        outputs=RunOutputs(probs.numpy(), in_domain.numpy(), run.threshold),
     )
 
 

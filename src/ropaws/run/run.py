@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -257,26 +257,38 @@ class Run:
         self._check_embedding(embeddings)
         return embeddings
 
-    @torch.no_grad()
     def outputs(self, images: Images, indices: Tensor | None = None, *, title: str = "") -> Outputs:
         """What the method says of the center views of images; arguments as for embed.
 
         title: shown with a progress bar, as a large pool takes minutes.
         """
+        parts = self._looked_at(images, indices, title)
+        return Outputs(*map(torch.cat, zip(*parts, strict=True)))
+
+    def probabilities(
+        self, images: Images, indices: Tensor | None = None, *, title: str = ""
+    ) -> tuple[Tensor, Tensor]:
+        """Of the classes (m, c) and in-domain (m,), as in outputs, without embeddings, which are large."""
+        parts = [(part.probs, part.in_domain) for part in self._looked_at(images, indices, title)]
+        probs, in_domain = map(torch.cat, zip(*parts, strict=True))
+        return probs, in_domain
+
+    @torch.no_grad()
+    def _looked_at(self, images: Images, indices: Tensor | None, title: str) -> Iterator[Outputs]:
+        """Outputs of a batch at a time, on the CPU; of no image, one without rows."""
         images, rows = self._embedded(images), torch.arange(len(images)) if indices is None else indices
         if len(rows) == 0:
-            return self.method.classify(self.support.embeddings[:0], self.support)
+            yield self.method.classify(self.support.embeddings[:0], self.support)
+            return
         parted = rows.split(self.batch_of(images))
         batches: Iterable[Tensor] = watch_files(self.console)(parted, title, len(parted)) if title else parted
         support = self._support_on_device
-        parts = []
         for part in batches:
             found = self.method.predict(self.model, self._view(images, part), support)
-            parts.append([value.cpu().float() for value in found])  # the device holds one batch
-        outputs = Outputs(*map(torch.cat, zip(*parts, strict=True)))
-        self._check_embedding(outputs.embedding)
-        self._check_finite(*outputs[1:])
-        return outputs
+            outputs = Outputs(*(value.cpu().float() for value in found))  # the device holds one batch
+            self._check_embedding(outputs.embedding)
+            self._check_finite(*outputs[1:])
+            yield outputs
 
     @torch.no_grad()
     def features(self, images: Images, indices: Tensor | None = None) -> Tensor:
