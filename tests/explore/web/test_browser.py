@@ -354,6 +354,8 @@ def test_a_suspected_error_is_confirmed_or_corrected_by_one_key(fitted, opened):
     window.show("All images").show("Suspected label errors")
     window.press("Enter")
     wait_for_label(window, client, wrong[0], class_ids(session)[truth()[wrong[0]]])
+    window.press("z")  # others share the session
+    wait_for_label(window, client, wrong[0], label)
 
 
 def test_answers_wait_while_the_server_is_away_and_survive_the_tab(server, opened):
